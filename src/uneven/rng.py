@@ -6,6 +6,8 @@ many workers share it, change nothing.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -19,3 +21,11 @@ def subseed(seed: int, *purpose: str | int) -> int:
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """A fresh CPU generator for one purpose."""
     return torch.Generator().manual_seed(subseed(seed, *purpose))
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, PyTorch's own generator (dropout, initial weights) starts from ``seed``; outside it is untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield

@@ -1,0 +1,53 @@
+"""Things found by name: those that come with uneven, or the user's own as ``package.module:name``."""
+
+import importlib
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from uneven.errors import UnevenError, nearest
+
+T = TypeVar("T")
+
+
+def find(name: str, known: Mapping[str, T], field: str, error: type[UnevenError]) -> T:
+    """The entry of ``known``, or what a dotted path ``package.module:name`` leads to.
+
+    Modules beside the user are found too: the current folder is searched.
+
+    Raises:
+        error: names the field, the value and the nearest known name.
+    """
+    if ":" not in name:
+        if name not in known:
+            raise error(f"{field} = {name!r}: {nearest(name, list(known))} (or 'package.module:name')")
+        return known[name]
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as cause:
+        raise error(f"{field} = {name!r}: cannot import {module_name!r} ({cause})") from cause
+    if not hasattr(module, attribute):
+        raise error(f"{field} = {name!r}: no {attribute!r} in it; {nearest(attribute, dir(module))}")
+    found: T = getattr(module, attribute)
+    return found
+
+
+def call_with_options(
+    function: Any, positional: tuple[Any, ...], options: Mapping[str, Any], field: str, error: type[UnevenError]
+) -> Any:
+    """Call a user-chosen function with its options; an option that it does not take is an error."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    known = list(parameters)[len(positional) :]
+    unknown = [] if takes_any else [name for name in options if name not in known]
+    if unknown:
+        name = unknown[0]
+        hint = nearest(name, known) if known else "it takes no options"
+        raise error(f"{field}.{name} = {options[name]!r}: not an option of {function.__name__}; {hint}")
+    return function(*positional, **options)

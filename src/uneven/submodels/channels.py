@@ -1,0 +1,314 @@
+"""Small dense networks out of a full model: the supernet, its channel submodels, and the networks they run.
+
+A channel submodel is one set of kept channels per group. Its tensors are the full model's, index-selected on
+every axis; its network is the model's own graph with the integers that depend on the width computed anew. So a
+client at width 1/4 holds and computes about 1/16 of the model, with nothing masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from uneven.submodels.axes import Axis, indices
+from uneven.submodels.groups import Group, Structure, analyse
+from uneven.submodels.rules import is_norm, operator_name
+from uneven.submodels.trace import State, trace
+
+Select = slice | Tensor | None  # what one axis keeps: a run of entries, a set of them, or all
+
+
+class Supernet:
+    """The full model, analysed once: its tensors, its channel groups, and the small networks made from it.
+
+    Args:
+        model: any module that `torch.export` can trace, ``forward(x) -> logits``.
+        example: one input without a batch axis, ``(*input_shape)``, of the dtype that the model reads.
+
+    Attributes:
+        initial: the module's own parameters and buffers, by name; a tied tensor appears once.
+        parameters: the names that are trained and counted in d, in the module's order.
+        counters: the names of integer buffers.
+        groups: the channel groups, in the model's order.
+        classes: parameters whose axis is the model's output axis, as ``{name: axis}``.
+        running: (mean, variance) buffers of each norm that keeps running statistics.
+    """
+
+    def __init__(self, model: nn.Module, example: Tensor) -> None:
+        self._traced = trace(model, example)
+        self.structure: Structure = analyse(self._traced)
+        self.initial: State = self._traced.parameters | self._traced.buffers
+        self.parameters = tuple(self._traced.parameters)
+        self.counters = tuple(n for n, b in self._traced.buffers.items() if not b.is_floating_point())
+        self.groups: tuple[Group, ...] = self.structure.groups
+        self._networks: dict[Hashable, Network] = {}
+
+    @cached_property
+    def classes(self) -> dict[str, int]:
+        logits = self.structure.output[-1].root()
+        axes = ((name, self.structure.axes[name]) for name in self.parameters)
+        return {name: dim for name, own in axes for dim, axis in enumerate(own) if axis.root() is logits}
+
+    @cached_property
+    def running(self) -> tuple[tuple[str, str], ...]:
+        norms = (n for n in self._traced.evaluation.nodes if operator_name(n) == "batch_norm")
+        pairs = ((n.args[3], n.args[4]) for n in norms)
+        return tuple((str(m.target), str(v.target)) for m, v in pairs if isinstance(m, fx.Node))
+
+    @cached_property
+    def size(self) -> int:
+        """d, the number of parameters."""
+        return sum(self.initial[name].numel() for name in self.parameters)
+
+    def submodel(self, keep: Mapping[int, Tensor]) -> ChannelSubmodel:
+        """The submodel that keeps ``keep[i]``, a ``(k,)`` int64 tensor, of group i; all of a group not named."""
+        return ChannelSubmodel(self, dict(keep))
+
+    def channels(self, width: float) -> dict[int, int]:
+        """k = ceil(r * C) channels of each group of C, at least 1; rounding noise in r * C does not count."""
+        return {g.index: max(1, math.ceil(round(width * g.size, 9))) for g in self.groups}
+
+    def prefix(self, width: float) -> ChannelSubmodel:
+        """The submodel of the first ceil(r * C) channels of every group."""
+        return self.submodel({i: torch.arange(k) for i, k in self.channels(width).items()})
+
+    def network(self, submodel: ChannelSubmodel, scaler: float = 1.0) -> Network:
+        """The network of the submodel's shapes (cached; load values into it before use).
+
+        ``scaler``: in training, activations that no norm follows are divided by it (HeteroFL's Scaler).
+        """
+        key = (submodel.key, scaler)
+        if key not in self._networks:
+            self._networks[key] = self._build(submodel, scaler)
+        return self._networks[key]
+
+    def _build(self, submodel: ChannelSubmodel, scaler: float) -> Network:
+        tensors = submodel.gather(self.initial)
+        held = {
+            n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()
+        }
+        root = _module_tree({**held, **self._traced.constants})
+        training = self._rewrite(self._traced.training, submodel.kept, scaler)
+        evaluation = self._rewrite(self._traced.evaluation, submodel.kept, 1.0)
+        return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
+
+    def scaled(self) -> list[fx.Node]:
+        """The calls that HeteroFL's Scaler acts on: those of a weight, on channels that can be dropped, whose
+        result goes to anything but a norm (a norm would undo the factor)."""
+        calls = self.structure.calls
+        return [
+            node
+            for node in self._traced.training.nodes
+            if node in calls
+            and calls[node].macs is not None
+            and not all(axis.frozen for axis in calls[node].outputs)  # type: ignore[union-attr]
+            and not all(is_norm(user) for user in node.users)
+        ]
+
+    def _rewrite(self, graph: fx.Graph, sizes: Mapping[Axis, int], scaler: float) -> fx.Graph:
+        """The graph with every integer that depends on the width computed from the sizes kept."""
+        small = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        scaled = set(self.scaled()) if scaler != 1.0 else set()
+        for node in graph.nodes:
+            copy = copies[node] = small.node_copy(node, copies.__getitem__)
+            outcome = self.structure.calls.get(node)
+            if outcome is not None and outcome.resize is not None:
+                _rewrite_arguments(copy, outcome.target, outcome.resize(sizes), copies)
+            if node in scaled:
+                copies[node] = small.call_function(torch.ops.aten.div.Tensor, (copy, scaler))
+        small.lint()
+        return small
+
+    def macs(self, submodel: ChannelSubmodel) -> int:
+        """Multiply-accumulates of one example's forward pass, over convolutions and matrix products."""
+        sizes = submodel.kept
+        calls = (self.structure.calls.get(node) for node in self._traced.evaluation.nodes)
+        return sum(call.macs(sizes) for call in calls if call is not None and call.macs is not None)
+
+
+def _rewrite_arguments(
+    node: fx.Node, target: Any, changes: dict[str, Any], copies: dict[fx.Node, fx.Node]
+) -> None:
+    """Put new values where a call has them, by position or by name."""
+    if target is not None:
+        mapped = {n: copies[v] if isinstance(v, fx.Node) else v for n, v in changes.items()}
+        node.target, node.args, node.kwargs = target, (), mapped
+        return
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    for name, value in changes.items():
+        position = names.index(name)
+        mapped = fx.map_arg(value, copies.__getitem__)
+        if position < len(node.args):
+            node.update_arg(position, mapped)
+        else:
+            node.update_kwarg(name, mapped)
+
+
+def _module_tree(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Empty modules that hold the tensors under their dotted names."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        module = root
+        for part in path:
+            if not hasattr(module, part):
+                module.add_module(part, nn.Module())
+            module = getattr(module, part)
+        if isinstance(tensor, nn.Parameter):
+            module.register_parameter(leaf, tensor)
+        else:
+            module.register_buffer(leaf, tensor)
+    return root
+
+
+class Network(nn.Module):
+    """A small dense network: the training or the evaluation graph over one set of tensors.
+
+    ``tensors``: the parameters and buffers by their names in the full model, in the submodel's shapes.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], training: fx.GraphModule, evaluation: fx.GraphModule
+    ) -> None:
+        super().__init__()
+        self.tensors = dict(tensors)
+        self._graphs: dict[bool | None, Callable[[Tensor], Tensor]] = {True: training, False: evaluation}
+        self._evaluation = evaluation
+        for name, tensor in self.tensors.items():
+            if isinstance(tensor, nn.Parameter):
+                self.register_parameter(name.replace(".", "/"), tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, ``(batch, classes)``, as the full module would compute them in its present mode."""
+        return self._graphs[self.training](x)
+
+    def weights(self) -> dict[str, nn.Parameter]:
+        """The trained tensors, by their names in the full model."""
+        return {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
+
+    @torch.no_grad()
+    def load(self, values: State) -> Network:
+        """Copy values (in the submodel's shapes) into the network, and forget its gradients."""
+        torch._foreach_copy_(list(self.tensors.values()), [values[name] for name in self.tensors])
+        for tensor in self.weights().values():
+            tensor.grad = None
+        return self
+
+    @torch.no_grad()
+    def values(self) -> State:
+        """A copy of every tensor of the network."""
+        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """One pass that sets every running statistic to that of this batch; all else is as in evaluation."""
+        if None not in self._graphs:
+            self._graphs[None] = _observing(self._evaluation)
+        self._graphs[None](x)
+
+
+def _observing(evaluation: fx.GraphModule) -> fx.GraphModule:
+    """The evaluation graph with norms that take batch statistics, and remember them whole (momentum 1)."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(evaluation.graph, {}))
+    for node in graph.nodes:
+        if operator_name(node) == "batch_norm":
+            node.update_arg(5, True)
+            node.update_arg(6, 1.0)
+    return fx.GraphModule(evaluation, graph)
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelSubmodel:
+    """Which coordinates one client holds in one round: the kept channels of every group.
+
+    ``keep``: group index -> ``(k,)`` int64, the channels kept, in the order in which the small network has
+    them; a group that is not named is kept whole.
+    """
+
+    supernet: Supernet
+    keep: dict[int, Tensor]
+
+    @cached_property
+    def kept(self) -> dict[Axis, int]:
+        """How many channels each group's atom keeps."""
+        return {g.atom: len(self.keep.get(g.index, range(g.size))) for g in self.supernet.groups}
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for submodels of the same shapes, which share one network."""
+        return tuple(self.kept.values())
+
+    @cached_property
+    def size(self) -> int:
+        """k_n, the number of parameters held."""
+        shapes = (self._selects[name] for name in self.supernet.parameters)
+        originals = (self.supernet.initial[name].shape for name in self.supernet.parameters)
+        return sum(
+            math.prod(_length(select, full) for select, full in zip(selects, shape, strict=True))
+            for selects, shape in zip(shapes, originals, strict=True)
+        )
+
+    @cached_property
+    def _selects(self) -> dict[str, list[Select]]:
+        atoms = {g.atom: self.keep[g.index] for g in self.supernet.groups if g.index in self.keep}
+        return {
+            name: [_as_select(axis, atoms) for axis in axes]
+            for name, axes in self.supernet.structure.axes.items()
+        }
+
+    def gather(self, state: Mapping[str, Tensor]) -> State:
+        """The submodel's values out of full tensors, copied, in the shapes that its network has."""
+        return {name: self.select(name, tensor).clone() for name, tensor in state.items()}
+
+    def select(self, name: str, tensor: Tensor) -> Tensor:
+        """The kept entries of one full tensor; a view of it where every axis keeps a run of entries."""
+        for dim, select in enumerate(self._selects[name]):
+            if isinstance(select, slice):
+                tensor = tensor.narrow(dim, select.start, select.stop - select.start)
+            elif select is not None:
+                tensor = tensor.index_select(dim, select)
+        return tensor
+
+    def add(self, name: str, into: Tensor, values: Tensor) -> None:
+        """Add values in the submodel's shape to the entries of a full tensor that the submodel holds."""
+        selects = self._selects[name]
+        if not any(isinstance(select, Tensor) for select in selects):
+            self.select(name, into).add_(values)
+            return
+        runs = [_entries(select, size) for select, size in zip(selects, into.shape, strict=True)]
+        grid = [run.view(-1, *[1] * (into.dim() - dim - 1)) for dim, run in enumerate(runs)]
+        into.index_put_(tuple(grid), values, accumulate=True)
+
+
+def _as_select(axis: Axis, keep: Mapping[Axis, Tensor]) -> Select:
+    """What an axis keeps, as a slice where the entries are consecutive."""
+    if not any(atom in keep for atom in axis.atoms()):
+        return None
+    kept = indices(axis, keep)
+    if len(kept) == axis.size and torch.equal(kept, torch.arange(axis.size)):
+        return None
+    start = int(kept[0])
+    if torch.equal(kept, torch.arange(start, start + len(kept))):
+        return slice(start, start + len(kept))
+    return kept
+
+
+def _length(select: Select, full: int) -> int:
+    if select is None:
+        return full
+    return select.stop - select.start if isinstance(select, slice) else len(select)
+
+
+def _entries(select: Select, full: int) -> Tensor:
+    if isinstance(select, Tensor):
+        return select
+    return torch.arange(full) if select is None else torch.arange(select.start, select.stop)
+
