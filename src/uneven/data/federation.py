@@ -1,0 +1,70 @@
+"""What the rest of the library sees of data: examples, clients, a federation."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Labelled examples.
+
+    ``x``: (n, *input_shape), uint8 images with channels first, or float32 or int64 numbers.
+    ``y``: (n,) int64 classes.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: Tensor | slice) -> "Examples":
+        """The examples at ``index``; a slice shares memory, a tensor of positions copies."""
+        return Examples(self.x[index], self.y[index])
+
+    def batch(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """The model-ready ``(x, y)`` at positions ``index`` (b,): uint8 becomes float32 in [-1, 1]."""
+        x = self.x[index]
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255).sub_(0.5).div_(0.5)
+        return x, self.y[index]
+
+
+@dataclass(frozen=True)
+class Info:
+    """What a model may know of the data."""
+
+    input_shape: tuple[int, ...]
+    """Shape of one input, e.g. ``(1, 28, 28)``."""
+    num_classes: int
+    labels: tuple[str, ...]
+    """The classes' names, ``num_classes`` of them."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """One client's own data: a training and a test split of the same distribution, both never empty."""
+
+    id: int
+    """Position in ``Federation.clients``."""
+    name: str
+    """The natural id where the data has one, else ``str(id)``."""
+    train: Examples
+    test: Examples
+    attributes: dict[str, float] = field(default_factory=dict)
+    """Numeric columns that are constant within each natural client, such as a device's memory."""
+
+    def label_counts(self, num_classes: int) -> Tensor:
+        """(num_classes,) int64: how many training examples of each class."""
+        return torch.bincount(self.train.y, minlength=num_classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients' data, and a test set apart from theirs."""
+
+    clients: tuple[ClientData, ...]
+    test: Examples
+    info: Info

@@ -1,0 +1,66 @@
+"""Encoded image files to one uint8 tensor."""
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from uneven.errors import DataError
+
+_CHANNELS = {"1": "L", "L": "L", "RGB": "RGB", "P": "RGB", "YCbCr": "RGB"}
+
+
+class _ColourMetError(Exception):
+    """A colour image came after grey ones."""
+
+
+def decode(files: Sequence[bytes], what: str) -> Tensor:
+    """(n, 1 or 3, h, w) uint8: grey sets have one channel, sets with any colour image have three.
+
+    Raises `DataError` for a file that is no image, for images of unequal sizes, and for modes that do not
+    fit into 8 bits and 3 channels (16 bits, transparency).
+    """
+    mode = _open(files[0], 0, what)[1]
+    try:
+        pixels = _fill(files, mode, what)
+    except _ColourMetError:
+        pixels = _fill(files, "RGB", what)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+def _fill(files: Sequence[bytes], mode: str, what: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    width, height = _open(files[0], 0, what)[0].size
+    pixels = np.empty((len(files), height, width, len(mode) if mode == "RGB" else 1), np.uint8)
+    for i, file in enumerate(files):
+        image, own = _open(file, i, what)
+        if image.size != (width, height):
+            sizes = f"{width}x{height} (row 0) and {image.width}x{image.height} (row {i})"
+            raise DataError(f"{what} holds images of unequal sizes: {sizes}; resize them to one size first")
+        if own == "RGB" and mode == "L":
+            raise _ColourMetError
+        pixels[i] = np.frombuffer(_bytes(image, mode, i, what), np.uint8).reshape(pixels.shape[1:])
+    return pixels
+
+
+def _open(file: bytes, row: int, what: str) -> tuple[Image.Image, str]:
+    """The image, still to be decoded, and the mode that holds all of it."""
+    try:
+        image = Image.open(io.BytesIO(file))
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataError(f"{what}, row {row}: not an image file that Pillow reads") from error
+    if image.mode not in _CHANNELS or "transparency" in image.info:
+        raise DataError(
+            f"{what}, row {row}: an image of mode {image.mode}, with more than 8 bits or with transparency; "
+            "convert the images to grey (L) or RGB first"
+        )
+    return image, _CHANNELS[image.mode]
+
+
+def _bytes(image: Image.Image, mode: str, row: int, what: str) -> bytes:
+    try:
+        return (image if image.mode == mode else image.convert(mode)).tobytes()
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{what}, row {row}: a damaged image: {error}") from error

@@ -1,0 +1,115 @@
+"""From the ``[data]`` section of a spec to a federation."""
+
+import torch
+from torch import Tensor
+
+from uneven.data import options as data_options
+from uneven.data.federation import ClientData, Examples, Federation, Info
+from uneven.data.options import DataOptions
+from uneven.data.partitions import natural, share
+from uneven.data.reading import read
+from uneven.data.rows import Rows, Splits
+from uneven.errors import DataError
+from uneven.rng import generator
+
+CLIENTS = 100
+"""Number of clients where neither the spec nor the data says it."""
+TEST_SHARE = 0.2
+
+
+def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Federation:
+    """The clients' data: read, limit, share among the clients, split each client's share.
+
+    ``count``: the number of clients; None means one per natural id, or 100. The same options, count and seed
+    give the same bits. Raises `DataError` where the data or the partition does not allow what is asked.
+    """
+    splits = read(options)
+    train, test = _global_split(splits, options, seed)
+    train = _limit(train, options.train_limit, seed)
+    parts, names = _parts(options, train, count, seed)
+    info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
+    return Federation(_clients(train, parts, names, options.local_test_share, seed), test, info)
+
+
+def _global_split(splits: Splits, options: DataOptions, seed: int) -> tuple[Rows, Examples]:
+    if splits.test is not None:
+        if options.test_share is not None:
+            raise DataError(
+                f"data.test_share = {options.test_share:g} has no effect: "
+                f"'{options.source}' has a test split of its own"
+            )
+        return splits.train, splits.test
+    order = torch.randperm(len(splits.train), generator=generator(seed, "global test"))
+    held = _held(len(order), TEST_SHARE if options.test_share is None else options.test_share)
+    return splits.train.take(order[held:].sort().values), splits.train.examples[order[:held].sort().values]
+
+
+def _held(n: int, share: float) -> int:
+    """How many of ``n`` examples are for testing: the share, but at least one, and not all."""
+    if n < 2:
+        raise DataError(f"{n} training example cannot be split into train and test")
+    return min(max(round(n * share), 1), n - 1)
+
+
+def _limit(train: Rows, limit: int | None, seed: int) -> Rows:
+    """``limit`` examples, class by class in turn, so that the classes are as even as they can be."""
+    if limit is None:
+        return train
+    if limit > len(train):
+        raise DataError(f"data.train_limit = {limit}: there are only {len(train)} training examples")
+    order = torch.randperm(len(train), generator=generator(seed, "train limit"))
+    y = train.examples.y[order]
+    turn = torch.empty_like(y)
+    for label in torch.unique(y):
+        of_label = (y == label).nonzero().squeeze(1)
+        turn[of_label] = torch.arange(len(of_label))
+    first = turn.argsort(stable=True)[:limit]
+    return train.take(order[first].sort().values)
+
+
+def _parts(options: DataOptions, train: Rows, count: int | None, seed: int) -> tuple[list[Tensor], list[str]]:
+    if not isinstance(options.partition, data_options.Natural):
+        parts = share(options.partition, train.examples.y, CLIENTS if count is None else count, seed)
+        return parts, [str(k) for k in range(len(parts))]
+    if train.client is None:
+        raise DataError("partition 'natural' needs client ids: give from_tensors(..., client=...)")
+    parts, names = natural(options.partition, train.client)
+    if count not in (None, len(parts)):
+        raise DataError(
+            f"{count} clients are asked for, but the natural ids make {len(parts)}: "
+            "leave the number out, or set it so"
+        )
+    return parts, names
+
+
+def _clients(
+    train: Rows, parts: list[Tensor], names: list[str], test_share: float, seed: int
+) -> tuple[ClientData, ...]:
+    """One copy of the training set in the clients' order; each client's splits are views of it."""
+    parts = [_test_first(part, seed, k) for k, part in enumerate(parts)]
+    rows = train.take(torch.cat(parts))
+    constant = _constant(rows, parts)
+    clients, start = [], 0
+    for k, (part, name) in enumerate(zip(parts, names, strict=True)):
+        middle, end = start + _held(len(part), test_share), start + len(part)
+        attributes = {column: float(rows.numbers[column][start]) for column in constant}
+        clients.append(
+            ClientData(k, name, rows.examples[middle:end], rows.examples[start:middle], attributes)
+        )
+        start = end
+    return tuple(clients)
+
+
+def _test_first(part: Tensor, seed: int, client: int) -> Tensor:
+    """The client's positions in a random order, of which the first become its test split."""
+    return part.sort().values[torch.randperm(len(part), generator=generator(seed, "local split", client))]
+
+
+def _constant(rows: Rows, parts: list[Tensor]) -> list[str]:
+    """The numeric columns that say one thing of each client."""
+    sizes = [len(part) for part in parts]
+    return [
+        name
+        for name, column in rows.numbers.items()
+        if all(bool((own == own[0]).all()) for own in torch.split(column, sizes))
+    ]

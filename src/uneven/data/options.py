@@ -1,0 +1,145 @@
+"""The ``[data]`` section of a spec: which data, and how the clients share it."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from uneven.data.rows import InMemory
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Iid(Options):
+    """Equal shares drawn at random."""
+
+    kind: Literal["iid"] = "iid"
+
+
+class Dirichlet(Options):
+    """Each class is shared out by a draw of Dirichlet(α); Yurochkin et al. 2019, arXiv:1905.12022."""
+
+    kind: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(default=0.3, gt=0, description="Concentration α: small is uneven, large nears iid.")
+    min_size: int = Field(
+        default=2,
+        ge=2,
+        description="Fewest examples of a client; the shares are drawn again, up to 10 times, for it.",
+    )
+    balanced: bool = Field(
+        default=False,
+        description="Give a client above the mean size no more classes (as the paper's code does).",
+    )
+
+
+class Pathological(Options):
+    """Each client holds exactly ``classes`` classes; Li et al. 2021, arXiv:2102.02079."""
+
+    kind: Literal["pathological"] = "pathological"
+    classes: int = Field(default=2, ge=1, description="Classes per client.")
+
+
+class Shards(Options):
+    """Examples sorted by class and cut into equal shards; McMahan et al. 2017, arXiv:1602.05629."""
+
+    kind: Literal["shards"] = "shards"
+    shards: int = Field(default=2, ge=1, description="Shards per client.")
+
+
+class Natural(Options):
+    """One client per value of the column ``client``."""
+
+    kind: Literal["natural"] = "natural"
+    drop_below: int | None = Field(
+        default=None,
+        ge=2,
+        description="Leave out clients with fewer examples. Unset: fewer than 2 is an error.",
+    )
+
+
+class Linear(Options):
+    """Sizes in proportion to 1, 2, 3, ...; labels at random."""
+
+    kind: Literal["linear"] = "linear"
+
+
+class Square(Options):
+    """Sizes in proportion to 1, 4, 9, ...; labels at random."""
+
+    kind: Literal["square"] = "square"
+
+
+class Exponential(Options):
+    """Sizes in proportion to e, e², e³, ...; labels at random."""
+
+    kind: Literal["exponential"] = "exponential"
+
+
+Partition = Annotated[
+    Iid | Dirichlet | Pathological | Shards | Natural | Linear | Square | Exponential,
+    Field(discriminator="kind"),
+]
+
+
+class DataOptions(Options):
+    """Which data, which columns of it, and how the clients share it."""
+
+    source: str | SkipJsonSchema[InMemory] = Field(
+        default="fashion-mini",
+        description="An embedded set ('fashion-mini'), 'hub:OWNER/NAME', a folder with train*.parquet, or "
+        "parquet file(s) ('*' allowed). Relative paths are against the current folder.",
+    )
+    input: str | None = Field(
+        default=None, description="Input column. Default: the first of img, image, x, text, title."
+    )
+    label: str | None = Field(
+        default=None, description="Label column. Default: the first of label, fine_label."
+    )
+    client: str | None = Field(
+        default=None,
+        description="Column of natural client ids, for partition kind 'natural'. Default: the first of user, "
+        "publication, role.",
+    )
+    split: str | None = Field(
+        default=None,
+        description="Column that says 'train', 'test' or 'validation' of each row. Default: files say it.",
+    )
+    shape: tuple[Annotated[int, Field(gt=0)], ...] | None = Field(
+        default=None,
+        description="Shape of one input, for columns of lists, e.g. [128, 6] for lists of 768 numbers.",
+    )
+    test_share: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share drawn as the global test set where the data has none. Default: 0.2.",
+    )
+    train_limit: int | None = Field(
+        default=None,
+        ge=2,
+        description="Keep this many training examples, drawn as evenly over the classes as they allow.",
+    )
+    partition: Partition = Field(
+        default=Dirichlet(), description="How the clients share the training set.", validate_default=True
+    )
+    local_test_share: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Share of each client's examples kept for its own test (at least one).",
+    )
+
+    @field_serializer("source")
+    def _source_as_text(self, source: str | InMemory) -> str:
+        return source if isinstance(source, str) else str(source)
+
+    @model_validator(mode="after")
+    def _client_column_is_used(self) -> Self:
+        if self.client is not None and self.partition.kind != "natural":
+            raise ValueError(
+                f"client = '{self.client}' has no effect with partition kind '{self.partition.kind}': "
+                "use kind 'natural', or leave it out"
+            )
+        return self

@@ -1,0 +1,235 @@
+"""Which examples each client holds: flwr-datasets' partitioners, made exact and loud.
+
+The partitioners get a table of labels and row numbers only, in a shuffled order (some cut the rows in the
+order in which they come). What they would drop, repeat or leave empty is an error here, or is dealt out.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.data import options
+from uneven.data.rows import Ids
+from uneven.errors import DataError
+from uneven.rng import generator, subseed
+
+SMALLEST = 2
+"""Fewest examples of a client: one to train on and one to test on."""
+
+
+def natural(plan: options.Natural, ids: Ids) -> tuple[list[Tensor], list[str]]:
+    """For each id, in sorted order: the positions (n_k,) of its examples, and its name.
+
+    By hand, because flwr-datasets' NaturalIdPartitioner draws a progress bar that cannot be turned off.
+    """
+    names, client = np.unique(ids, return_inverse=True)
+    order = torch.from_numpy(client).argsort(stable=True)
+    parts = list(torch.split(order, np.bincount(client).tolist()))
+    kept = [k for k, part in enumerate(parts) if len(part) >= (plan.drop_below or 0)]
+    if not kept:
+        raise DataError(
+            f"partition.drop_below = {plan.drop_below} leaves no client: "
+            f"the largest has {max(len(part) for part in parts)}"
+        )
+    small = [str(names[k]) for k in kept if len(parts[k]) < SMALLEST]
+    if small:
+        raise DataError(
+            f"{len(small)} natural clients hold a single example ({', '.join(small[:3])}), "
+            "which cannot be split into train and test: set partition.drop_below = 2 to leave them out"
+        )
+    return [parts[k] for k in kept], [str(names[k]) for k in kept]
+
+
+def share(plan: options.Partition, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    """For each of ``count`` clients the positions (n_k,) of its examples in ``y`` (n,).
+
+    Every position belongs to exactly one client, every client has at least two. Raises `DataError` where the
+    plan cannot be met, naming values that can.
+    """
+    if count * SMALLEST > len(y):
+        raise DataError(
+            f"{count} clients need at least {count * SMALLEST} training examples "
+            f"(one to train on and one to test on each), but there are {len(y)}: "
+            f"at most {len(y) // SMALLEST} clients"
+        )
+    parts = _MAKERS[plan.kind](plan, y, count, seed)
+    smallest = min(range(count), key=lambda k: len(parts[k]))
+    if len(parts[smallest]) < SMALLEST:
+        raise DataError(
+            f"partition '{plan.kind}' gives client {smallest} only {len(parts[smallest])} of {len(y)} "
+            f"examples, {SMALLEST} are needed: use fewer than {count} clients"
+        )
+    if not torch.equal(torch.cat(parts).sort().values, torch.arange(len(y))):
+        raise DataError(f"partition '{plan.kind}' with {count} clients loses or repeats examples")
+    return parts
+
+
+def _iid(plan: options.Iid, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    from flwr_datasets.partitioner import IidPartitioner  # noqa: PLC0415 - takes a second
+
+    return _run(IidPartitioner(count), y, _shuffled(y, seed), count)
+
+
+def _dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    if count * plan.min_size > len(y):
+        raise DataError(
+            f"partition.min_size = {plan.min_size} for {count} clients needs {count * plan.min_size} "
+            f"training examples, but there are {len(y)}: at most {len(y) // count}"
+        )
+    parts = _try_dirichlet(plan, y, count, seed)
+    if parts is None:
+        raise DataError(
+            f"partition.alpha = {plan.alpha:g} gives some of {count} clients fewer than min_size = "
+            f"{plan.min_size} of the {len(y)} training examples, in all of 11 draws; "
+            + _dirichlet_hint(plan, y, count, seed)
+        )
+    return parts
+
+
+def _try_dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> list[Tensor] | None:
+    """None where no draw meets ``min_size``, or where balancing leaves a class to nobody."""
+    from flwr_datasets.partitioner import DirichletPartitioner  # noqa: PLC0415
+
+    partitioner = DirichletPartitioner(
+        count, "label", plan.alpha, plan.min_size, plan.balanced, seed=subseed(seed, "partition")
+    )
+    with warnings.catch_warnings(), np.errstate(divide="raise", invalid="raise"):
+        # Each draw that fails warns; the last one raises, which is what counts.
+        warnings.filterwarnings("ignore", message="The specified min_partition_size")
+        try:
+            return _run(partitioner, y, _shuffled(y, seed), count)
+        except (ValueError, FloatingPointError, ZeroDivisionError):
+            return None
+
+
+def _dirichlet_hint(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> str:
+    """Values that were tried and do."""
+    alphas = (plan.alpha * 2**k for k in range(1, 11))
+    counts = (count // 2**k for k in range(1, count.bit_length()))
+    tries: list[tuple[str, options.Dirichlet, int]] = [
+        ("balanced = true", plan.model_copy(update={"balanced": True}), count)
+    ]
+    alpha = next(
+        (a for a in alphas if _try_dirichlet(plan.model_copy(update={"alpha": a}), y, count, seed)), None
+    )
+    fewer = next((c for c in counts if _try_dirichlet(plan, y, c, seed)), None)
+    found = [text for text, other, c in tries if _try_dirichlet(other, y, c, seed)]
+    found += [f"alpha = {alpha:g}"] if alpha else []
+    found += [f"{fewer} clients"] if fewer else []
+    return " or ".join(found) + " would do" if found else "use more examples or fewer clients"
+
+
+def _pathological(plan: options.Pathological, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    from flwr_datasets.partitioner import PathologicalPartitioner  # noqa: PLC0415
+
+    present = torch.unique(y)
+    if plan.classes > len(present):
+        raise DataError(
+            f"partition.classes = {plan.classes}: the training set has only {len(present)} classes"
+        )
+    # As in the paper: client k surely has class k mod C, so that C clients or more leave no class out.
+    partitioner = PathologicalPartitioner(
+        count, "label", plan.classes, "first-deterministic", seed=subseed(seed, "partition")
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Classes: .* will NOT be used")  # checked below
+        try:
+            parts = _run(partitioner, y, _shuffled(y, seed), count)
+        except ValueError as error:
+            raise DataError(
+                f"partition.classes = {plan.classes} gives a class to more of the {count} clients than "
+                "it has examples: use fewer clients or classes"
+            ) from error
+    lost = sorted(set(present.tolist()) - set(y[torch.cat(parts)].tolist()))
+    if lost:
+        raise DataError(
+            f"partition.classes = {plan.classes} with {count} clients leaves the classes {lost} to nobody: "
+            f"with at least {len(present)} clients, or classes = {len(present)}, every class has a client"
+        )
+    return parts
+
+
+def _shards(plan: options.Shards, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    from flwr_datasets.partitioner import ShardPartitioner  # noqa: PLC0415
+
+    total = count * plan.shards
+    if total > len(y):
+        raise DataError(
+            f"partition.shards = {plan.shards} for {count} clients makes {total} shards of {len(y)} "
+            f"training examples: at most {len(y) // count}"
+        )
+    # The partitioner drops what does not fill a shard, all of it from the last class. Hold back a random
+    # rest of that many examples, and deal it out to clients that hold its classes already.
+    rows = _shuffled(y, seed)
+    rest = len(y) % total
+    partitioner = ShardPartitioner(count, "label", plan.shards, seed=subseed(seed, "partition"))
+    with warnings.catch_warnings():
+        # datasets sorts by an argument that pyarrow 25 deprecates
+        warnings.filterwarnings("ignore", message="Specifying null_placement", category=FutureWarning)
+        parts = _run(partitioner, y, rows[rest:], count)
+    return _deal(parts, rows[:rest], y)
+
+
+def _deal(parts: list[Tensor], rest: Tensor, y: Tensor) -> list[Tensor]:
+    classes = [set(y[part].tolist()) for part in parts]
+    dealt: list[list[int]] = [part.tolist() for part in parts]
+    for row in rest.tolist():
+        holders = [k for k in range(len(parts)) if int(y[row]) in classes[k]]
+        dealt[min(holders or range(len(parts)), key=lambda k: len(dealt[k]))].append(row)
+    return [torch.tensor(part) for part in dealt]
+
+
+def _sized(
+    plan: options.Linear | options.Square | options.Exponential, y: Tensor, count: int, seed: int
+) -> list[Tensor]:
+    from flwr_datasets import partitioner  # noqa: PLC0415
+
+    if _first_share(plan.kind, count) * len(y) < SMALLEST:
+        most = next(c for c in range(count, 0, -1) if _first_share(plan.kind, c) * len(y) >= SMALLEST)
+        raise DataError(
+            f"partition '{plan.kind}' with {count} clients gives the first fewer than {SMALLEST} of {len(y)} "
+            f"training examples: at most {most} clients"
+        )
+    make = {
+        "linear": partitioner.LinearPartitioner,
+        "square": partitioner.SquarePartitioner,
+        "exponential": partitioner.ExponentialPartitioner,
+    }[plan.kind]
+    return _run(make(count), y, _shuffled(y, seed), count)
+
+
+def _first_share(kind: str, count: int) -> float:
+    """The share of the first, smallest client."""
+    if kind == "exponential":
+        return 1 / sum(math.exp(min(k, 700)) for k in range(count))
+    power = {"linear": 1, "square": 2}[kind]
+    return 1 / float(sum(k**power for k in range(1, count + 1)))
+
+
+_MAKERS: dict[str, Callable[..., list[Tensor]]] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "pathological": _pathological,
+    "shards": _shards,
+    "linear": _sized,
+    "square": _sized,
+    "exponential": _sized,
+}
+
+
+def _shuffled(y: Tensor, seed: int) -> Tensor:
+    return torch.randperm(len(y), generator=generator(seed, "partition"))
+
+
+def _run(partitioner: Any, y: Tensor, rows: Tensor, count: int) -> list[Tensor]:
+    """The partitioner's answer as positions in ``y``; it sees ``rows``, in their order."""
+    from datasets import Dataset  # noqa: PLC0415
+
+    table = Dataset.from_dict({"label": y[rows].numpy(), "row": rows.numpy()}).with_format("numpy")
+    partitioner.dataset = table
+    return [torch.from_numpy(np.array(partitioner.load_partition(k)["row"])) for k in range(count)]

@@ -1,0 +1,83 @@
+"""From a source to examples in memory."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from uneven.data import columns
+from uneven.data.federation import Examples
+from uneven.data.options import DataOptions
+from uneven.data.rows import InMemory, Rows, Splits
+from uneven.data.sources import open_source
+from uneven.errors import DataError
+
+
+class _Names(NamedTuple):
+    """Which columns are read."""
+
+    x: str
+    y: str
+    client: str | None
+    numbers: list[str]
+
+
+def read(options: DataOptions) -> Splits:
+    """All examples of the source. Raises `DataError` that says what is wrong, and what would be right."""
+    if isinstance(options.source, InMemory):
+        return _from_memory(options, options.source)
+    parts = open_source(options.source, options.split)
+    where = f"'{options.source}'"
+    names = _names(options, parts.train.schema, where)
+    train = _table(parts.train, [name for name in (*names[:3], *names.numbers) if name], where)
+    tables = [train]
+    if parts.test is not None:
+        for key, name in (("input", names.x), ("label", names.y)):
+            columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
+        tables.append(_table(parts.test, [names.x, names.y], where))
+    examples, classes = _examples(tables, names, options.shape)
+    return Splits(_rows(train, names, examples[0]), examples[1] if len(examples) > 1 else None, classes)
+
+
+def _from_memory(options: DataOptions, source: InMemory) -> Splits:
+    for key in ("input", "label", "client", "split", "shape"):
+        if getattr(options, key) is not None:
+            raise DataError(f"data.{key} has no effect on an in-memory source: leave it out")
+    return source.splits
+
+
+def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
+    x = columns.find("input", options.input, columns.INPUTS, schema, where)
+    columns.refuse_text(schema.field(x).type, x)  # before the label, which a set of texts may lack
+    y = columns.find("label", options.label, columns.LABELS, schema, where)
+    if options.partition.kind != "natural":
+        return _Names(x, y, None, [])
+    client = columns.find("client", options.client, columns.CLIENTS, schema, where)
+    return _Names(x, y, client, [name for name in columns.numeric(schema) if name not in (x, y, client)])
+
+
+def _examples(
+    tables: list[pa.Table], names: _Names, shape: tuple[int, ...] | None
+) -> tuple[list[Examples], tuple[str, ...]]:
+    """The examples of each table; what string labels mean must be known from all tables at once."""
+    known = columns.class_names(tables[0].schema, names.y)
+    ys, classes = columns.labels([table.column(names.y) for table in tables], names.y, known)
+    xs = [columns.inputs(table.column(names.x), names.x, shape) for table in tables]
+    shapes = [list(x.shape[1:]) for x in xs]
+    if shapes[0] != shapes[-1]:
+        raise DataError(
+            f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split"
+        )
+    return [Examples(x, y) for x, y in zip(xs, ys, strict=True)], classes
+
+
+def _rows(table: pa.Table, names: _Names, examples: Examples) -> Rows:
+    client = columns.ids(table.column(names.client), names.client) if names.client else None
+    return Rows(examples, client, {name: columns.numbers(table.column(name)) for name in names.numbers})
+
+
+def _table(part: pads.Dataset, names: list[str], where: str) -> pa.Table:
+    try:
+        return part.to_table(columns=names)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{where} cannot be read: {error}") from error

@@ -1,0 +1,120 @@
+"""A data set in memory, before clients share it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from uneven.data.federation import Examples
+from uneven.errors import DataError
+
+Ids = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """n examples with what their rows say of clients: natural ids (n,), and numeric columns (n,) float64."""
+
+    examples: Examples
+    client: Ids | None = None
+    numbers: dict[str, Tensor] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def take(self, index: Tensor) -> "Rows":
+        client = None if self.client is None else self.client[index.numpy()]
+        return Rows(self.examples[index], client, {name: v[index] for name, v in self.numbers.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A set as its source gives it: ``test`` is None where the source has no test split."""
+
+    train: Rows
+    test: Examples | None
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """A source made by `from_tensors`."""
+
+    splits: Splits
+
+    def __str__(self) -> str:
+        return f"in-memory ({len(self.splits.train)} examples)"
+
+
+def from_tensors(
+    x: Tensor,
+    y: Tensor,
+    *,
+    test: tuple[Tensor, Tensor] | None = None,
+    labels: Sequence[str] | None = None,
+    client: Sequence[str] | Sequence[int] | Tensor | None = None,
+) -> InMemory:
+    """A source for ``DataOptions(source=...)`` out of tensors.
+
+    ``x``: (n, *input_shape), uint8 images with channels first, or numbers (kept as float32 or int64).
+    ``y``: (n,) integer classes. ``test``: the same for the global test set. ``labels``: the classes' names,
+    default "0", "1", ... ``client``: (n,) natural ids. Raises `DataError` where these do not fit together.
+    """
+    train = _examples(x, y, "the training set")
+    held = None if test is None else _examples(*test, "the test set")
+    if held is not None and held.x.shape[1:] != train.x.shape[1:]:
+        raise DataError(f"inputs are {list(train.x.shape[1:])} in train but {list(held.x.shape[1:])} in test")
+    ys = [train.y] if held is None else [train.y, held.y]
+    names = check_classes(ys, None if labels is None else tuple(labels), "y")
+    rows = Rows(train) if client is None else replace(Rows(train), client=_ids(client, len(train)))
+    return InMemory(Splits(rows, held, names))
+
+
+def check_classes(ys: Sequence[Tensor], names: tuple[str, ...] | None, column: str) -> tuple[str, ...]:
+    """The classes' names, by default their numbers; `DataError` where one is negative or has no name."""
+    lowest = min(int(y.min()) for y in ys)
+    highest = max(int(y.max()) for y in ys)
+    if lowest < 0:
+        raise DataError(f"label column '{column}' holds {lowest}: classes are 0, 1, 2, ...")
+    if names is None:
+        return tuple(str(i) for i in range(highest + 1))
+    if highest >= len(names):
+        raise DataError(
+            f"label column '{column}' holds class {highest}, but only {len(names)} classes have names"
+        )
+    return names
+
+
+def as_numbers(x: Tensor, what: str) -> Tensor:
+    """``x`` in one of the three dtypes that inputs may have; not a number is an error."""
+    if x.dtype == torch.uint8:
+        return x
+    if x.is_floating_point():
+        if not bool(torch.isfinite(x).all()):
+            raise DataError(f"{what} holds NaN or infinite numbers")
+        return x.float()
+    if x.is_complex():
+        raise DataError(f"{what} holds complex numbers: uint8, float or integer numbers are needed")
+    return x.long()
+
+
+def _examples(x: Tensor, y: Tensor, what: str) -> Examples:
+    if len(x) != len(y) or y.ndim != 1 or x.ndim < 2:
+        raise DataError(f"{what}: x {list(x.shape)} and y {list(y.shape)} are not (n, *input_shape) and (n,)")
+    if len(x) == 0:
+        raise DataError(f"{what} has no examples")
+    if y.is_floating_point() or y.is_complex():
+        raise DataError(f"{what}: y holds {y.dtype}: integer classes are needed")
+    return Examples(as_numbers(x, f"{what}: x"), y.long())
+
+
+def _ids(client: Sequence[str] | Sequence[int] | Tensor, n: int) -> Ids:
+    ids = client.numpy() if isinstance(client, Tensor) else np.asarray(client)
+    if ids.shape != (n,):
+        raise DataError(f"client has shape {list(ids.shape)}: one id for each of the {n} examples is needed")
+    if ids.dtype.kind not in "iuU":
+        raise DataError(f"client ids are {ids.dtype}: integers or strings are needed")
+    return ids
