@@ -230,6 +230,5 @@ def _run(partitioner: Any, y: Tensor, rows: Tensor, count: int) -> list[Tensor]:
     """The partitioner's answer as positions in ``y``; it sees ``rows``, in their order."""
     from datasets import Dataset  # noqa: PLC0415
 
-    table = Dataset.from_dict({"label": y[rows].numpy(), "row": rows.numpy()}).with_format("numpy")
-    partitioner.dataset = table
-    return [torch.from_numpy(np.array(partitioner.load_partition(k)["row"])) for k in range(count)]
+    partitioner.dataset = Dataset.from_dict({"label": y[rows].numpy(), "row": rows.numpy()})
+    return [torch.tensor(partitioner.load_partition(k)[:]["row"]) for k in range(count)]
