@@ -117,10 +117,12 @@ def _files(column: pa.ChunkedArray, what: str) -> list[bytes] | None:
         if column.type.get_field_index("bytes") < 0:
             raise DataError(f"{what} is a struct without the field 'bytes'")
         column = pc.struct_field(column, "bytes")
+        if column.null_count:
+            raise DataError(
+                f"{what} holds {column.null_count} images by path only: the files' bytes are needed"
+            )
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         return None
-    if column.null_count:
-        raise DataError(f"{what} holds {column.null_count} images by path only: the files' bytes are needed")
     return list(column.to_pylist())
 
 

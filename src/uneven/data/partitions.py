@@ -20,6 +20,8 @@ from uneven.rng import generator, subseed
 
 SMALLEST = 2
 """Fewest examples of a client: one to train on and one to test on."""
+_DRAWS = 11
+"""How often a random partition is drawn for what it must meet; flwr-datasets' number for Dirichlet."""
 
 
 def natural(plan: options.Natural, ids: Ids) -> tuple[list[Tensor], list[str]]:
@@ -85,7 +87,7 @@ def _dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> lis
     if parts is None:
         raise DataError(
             f"partition.alpha = {plan.alpha:g} gives some of {count} clients fewer than min_size = "
-            f"{plan.min_size} of the {len(y)} training examples, in all of 11 draws; "
+            f"{plan.min_size} of the {len(y)} training examples, in all of {_DRAWS} draws; "
             + _dirichlet_hint(plan, y, count, seed)
         )
     return parts
@@ -125,33 +127,36 @@ def _dirichlet_hint(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -
 
 
 def _pathological(plan: options.Pathological, y: Tensor, count: int, seed: int) -> list[Tensor]:
+    present = len(torch.unique(y))
+    if plan.classes > present:
+        raise DataError(f"partition.classes = {plan.classes}: the training set has only {present} classes")
+    for draw in range(_DRAWS):
+        parts = _try_pathological(plan, y, count, subseed(seed, "partition", draw), seed)
+        if sum(len(part) for part in parts) == len(y):
+            return parts
+    lost = sorted(set(y.tolist()) - set(y[torch.cat(parts)].tolist()))
+    raise DataError(
+        f"partition.classes = {plan.classes} with {count} clients leaves classes to nobody, in all of "
+        f"{_DRAWS} draws ({lost} in the last): with at least {present} clients, every class has a client"
+    )
+
+
+def _try_pathological(
+    plan: options.Pathological, y: Tensor, count: int, draw: int, seed: int
+) -> list[Tensor]:
+    """May leave out the classes that no client drew. As in the paper, client k surely has class k mod C."""
     from flwr_datasets.partitioner import PathologicalPartitioner  # noqa: PLC0415
 
-    present = torch.unique(y)
-    if plan.classes > len(present):
-        raise DataError(
-            f"partition.classes = {plan.classes}: the training set has only {len(present)} classes"
-        )
-    # As in the paper: client k surely has class k mod C, so that C clients or more leave no class out.
-    partitioner = PathologicalPartitioner(
-        count, "label", plan.classes, "first-deterministic", seed=subseed(seed, "partition")
-    )
+    partitioner = PathologicalPartitioner(count, "label", plan.classes, "first-deterministic", seed=draw)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Classes: .* will NOT be used")  # checked below
+        warnings.filterwarnings("ignore", message="Classes: .* will NOT be used")  # the caller draws again
         try:
-            parts = _run(partitioner, y, _shuffled(y, seed), count)
+            return _run(partitioner, y, _shuffled(y, seed), count)
         except ValueError as error:
             raise DataError(
                 f"partition.classes = {plan.classes} gives a class to more of the {count} clients than "
                 "it has examples: use fewer clients or classes"
             ) from error
-    lost = sorted(set(present.tolist()) - set(y[torch.cat(parts)].tolist()))
-    if lost:
-        raise DataError(
-            f"partition.classes = {plan.classes} with {count} clients leaves the classes {lost} to nobody: "
-            f"with at least {len(present)} clients, or classes = {len(present)}, every class has a client"
-        )
-    return parts
 
 
 def _shards(plan: options.Shards, y: Tensor, count: int, seed: int) -> list[Tensor]:

@@ -1,0 +1,178 @@
+"""Laws of every partition, and one clear error for each that cannot be made."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from uneven.data import DataOptions, Federation, from_tensors, load
+from uneven.errors import DataError
+
+PLANS = [
+    {"kind": "iid"},
+    {"kind": "dirichlet", "alpha": 0.5},
+    {"kind": "dirichlet", "alpha": 0.5, "balanced": True},
+    {"kind": "dirichlet", "alpha": 5, "min_size": 15},
+    {"kind": "pathological", "classes": 3},
+    {"kind": "shards", "shards": 3},
+    {"kind": "linear"},
+    {"kind": "square"},
+]
+ids = [" ".join(str(value) for value in plan.values()) for plan in PLANS]
+
+
+def federation(n: int, plan: dict, count: int | None, seed: int = 0, client=None) -> Federation:
+    x = torch.arange(n).unsqueeze(1)
+    source = from_tensors(x, torch.arange(n) % 10, test=(x[:5], torch.arange(5)), client=client)
+    return load(DataOptions(source=source, partition=plan), count, seed)
+
+
+def rows(federation: Federation) -> Tensor:
+    """The number of every client's every example."""
+    return torch.cat([split.x.squeeze(1) for c in federation.clients for split in (c.train, c.test)])
+
+
+def bits(federation: Federation) -> list[list[int]]:
+    return [split.x.squeeze(1).tolist() for c in federation.clients for split in (c.train, c.test)]
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=ids)
+def test_every_example_has_exactly_one_client(plan):
+    fed = federation(1207, plan, 11)
+    assert len(fed.clients) == 11
+    assert torch.equal(rows(fed).sort().values, torch.arange(1207))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    kind=st.sampled_from(["iid", "shards", "dirichlet", "pathological", "linear"]),
+    n=st.integers(20, 300),
+    count=st.integers(1, 20),
+    seed=st.integers(0, 2**64),
+)
+def test_a_partition_is_exact_or_an_error(kind, n, count, seed):
+    try:
+        fed = federation(n, {"kind": kind}, count, seed)
+    except DataError as error:
+        assert str(count) in str(error)  # noqa: PT017 - not every draw is an error
+        return
+    assert len(fed.clients) == count
+    assert torch.equal(rows(fed).sort().values, torch.arange(n))
+    assert all(len(c.train) >= 1 and len(c.test) >= 1 for c in fed.clients)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=ids)
+def test_the_same_seed_gives_the_same_bits_and_another_does_not(plan):
+    once, again, other = (bits(federation(300, plan, 7, seed)) for seed in (3, 3, 4))
+    assert once == again
+    assert once != other
+
+
+def test_global_random_state_changes_nothing():
+    torch.manual_seed(1)
+    once = bits(federation(100, {"kind": "dirichlet"}, 4))
+    torch.manual_seed(2)
+    assert bits(federation(100, {"kind": "dirichlet"}, 4)) == once
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    sizes = [len(c.train) + len(c.test) for c in federation(607, {"kind": "iid"}, 11).clients]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("classes", [1, 2, 5])
+def test_pathological_clients_hold_at_most_that_many_classes(classes):
+    fed = federation(600, {"kind": "pathological", "classes": classes}, 20)
+    held = [set(c.train.y.tolist()) | set(c.test.y.tolist()) for c in fed.clients]
+    assert all(len(h) == classes for h in held)
+    assert set.union(*held) == set(range(10))
+
+
+def test_shards_are_of_few_classes_and_the_rest_is_dealt_out():
+    fed = federation(603, {"kind": "shards", "shards": 2}, 20)  # 40 shards of 15, and 3 more examples
+    assert max(int((c.label_counts(10) > 0).sum()) for c in fed.clients) <= 4
+    assert {len(c.train) + len(c.test) for c in fed.clients} == {30, 31}
+
+
+def test_sizes_grow_as_their_names_say():
+    for kind, power in (("linear", 1), ("square", 2)):
+        sizes = [len(c.train) + len(c.test) for c in federation(1500, {"kind": kind}, 5).clients]
+        units = [k**power for k in range(1, 6)]
+        assert sizes[:-1] == [math.floor(1500 * u / sum(units)) for u in units[:-1]]
+
+
+def test_larger_alpha_is_more_even():
+    def spread(alpha: float) -> float:
+        fed = federation(2000, {"kind": "dirichlet", "alpha": alpha}, 5)
+        return torch.stack([c.label_counts(10) for c in fed.clients]).float().std().item()
+
+    assert spread(0.2) > 2 * spread(1000.0)
+
+
+def test_dirichlet_meets_its_smallest_size():
+    fed = federation(600, {"kind": "dirichlet", "alpha": 5, "min_size": 20}, 10)
+    assert min(len(c.train) + len(c.test) for c in fed.clients) >= 20
+
+
+def test_natural_gives_one_client_per_id_in_sorted_order():
+    names = [f"user {i % 4}" for i in range(40)]
+    fed = federation(40, {"kind": "natural"}, None, client=names)
+    assert [c.name for c in fed.clients] == ["user 0", "user 1", "user 2", "user 3"]
+    for k, client in enumerate(fed.clients):
+        assert {int(i) % 4 for split in (client.train, client.test) for i in split.x} == {k}
+    assert torch.equal(rows(fed).sort().values, torch.arange(40))
+
+
+def test_natural_ids_sort_as_numbers_where_they_are():
+    fed = federation(33, {"kind": "natural"}, 11, client=torch.arange(33) % 11)
+    assert [c.name for c in fed.clients] == [str(k) for k in range(11)]
+
+
+def test_natural_leaves_out_small_clients_when_told():
+    client = ["a"] * 10 + ["b"] + ["c"] * 9
+    with pytest.raises(DataError, match=r"1 natural clients hold a single example \(b\).*drop_below = 2"):
+        federation(20, {"kind": "natural"}, None, client=client)
+    fed = federation(20, {"kind": "natural", "drop_below": 10}, None, client=client)
+    assert [c.name for c in fed.clients] == ["a"]
+    with pytest.raises(DataError, match="leaves no client: the largest has 10"):
+        federation(20, {"kind": "natural", "drop_below": 11}, None, client=client)
+
+
+def test_natural_count_is_the_datas():
+    client = [i % 4 for i in range(40)]
+    with pytest.raises(DataError, match="5 clients are asked for, but the natural ids make 4"):
+        federation(40, {"kind": "natural"}, 5, client=client)
+    with pytest.raises(DataError, match="needs client ids"):
+        federation(40, {"kind": "natural"}, None)
+
+
+@pytest.mark.parametrize(
+    ("plan", "n", "count", "message"),
+    [
+        ({"kind": "iid"}, 50, 60, "60 clients need at least 120 .*there are 50: at most 25 clients"),
+        ({"kind": "iid"}, 119, 60, "at most 59 clients"),
+        ({"kind": "dirichlet", "min_size": 2}, 120, 100, "100 clients need at least 200"),
+        ({"kind": "dirichlet", "min_size": 10}, 500, 100, "for 100 clients needs 1000.*at most 5"),
+        ({"kind": "dirichlet", "alpha": 0.05}, 600, 50, r"alpha = 0.05 gives some of 50 clients .* would do"),
+        ({"kind": "pathological", "classes": 11}, 600, 50, "the training set has only 10 classes"),
+        ({"kind": "pathological", "classes": 2}, 600, 3, r"leaves classes to nobody.*with at least 10"),
+        ({"kind": "pathological", "classes": 9}, 30, 15, "a class to more of the 15 clients"),
+        ({"kind": "shards", "shards": 9}, 600, 100, "makes 900 shards of 600 .* at most 6"),
+        ({"kind": "linear"}, 600, 100, "'linear' with 100 clients gives the first .*: at most 24 clients"),
+        ({"kind": "square"}, 600, 100, "at most 9 clients"),
+        ({"kind": "exponential"}, 6000, 1000, "at most 8 clients"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_met_says_what_can(plan, n, count, message):
+    with pytest.raises(DataError, match=message):
+        federation(n, plan, count)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("linear", 24), ("square", 9), ("exponential", 6)])
+def test_the_number_of_clients_that_an_error_names_can_be_met(kind, most):
+    with pytest.raises(DataError, match=f"at most {most} clients"):
+        federation(600, {"kind": kind}, most + 1)
+    assert len(federation(600, {"kind": kind}, most).clients) == most
