@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from uneven.submodels.axes import Axis, indices
+from uneven.submodels.axes import Axis, count, indices
 from uneven.submodels.groups import Group, Structure, analyse
 from uneven.submodels.rules import is_norm, operator_name
 from uneven.submodels.trace import State, trace
@@ -48,6 +48,8 @@ class Supernet:
         self.counters = tuple(n for n, b in self._traced.buffers.items() if not b.is_floating_point())
         self.groups: tuple[Group, ...] = self.structure.groups
         self._networks: dict[Hashable, Network] = {}
+        self._prefixes: dict[float, ChannelSubmodel] = {}
+        self._macs: dict[Hashable, int] = {}
 
     @cached_property
     def classes(self) -> dict[str, int]:
@@ -76,26 +78,30 @@ class Supernet:
 
     def prefix(self, width: float) -> ChannelSubmodel:
         """The submodel of the first ceil(r * C) channels of every group."""
-        return self.submodel({i: torch.arange(k) for i, k in self.channels(width).items()})
+        if width not in self._prefixes:
+            keep = {i: torch.arange(k) for i, k in self.channels(width).items()}
+            self._prefixes[width] = self.submodel(keep)
+        return self._prefixes[width]
 
-    def network(self, submodel: ChannelSubmodel, scaler: float = 1.0) -> Network:
+    def network(self, submodel: ChannelSubmodel, scaler: bool = False) -> Network:
         """The network of the submodel's shapes (cached; load values into it before use).
 
-        ``scaler``: in training, activations that no norm follows are divided by it (HeteroFL's Scaler).
+        ``scaler``: in training, the results of `scaled` calls are divided by the share of their channels that
+        is kept (HeteroFL's Scaler).
         """
         key = (submodel.key, scaler)
         if key not in self._networks:
             self._networks[key] = self._build(submodel, scaler)
         return self._networks[key]
 
-    def _build(self, submodel: ChannelSubmodel, scaler: float) -> Network:
+    def _build(self, submodel: ChannelSubmodel, scaler: bool) -> Network:
         tensors = submodel.gather(self.initial)
         held = {
             n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()
         }
         root = _module_tree({**held, **self._traced.constants})
         training = self._rewrite(self._traced.training, submodel.kept, scaler)
-        evaluation = self._rewrite(self._traced.evaluation, submodel.kept, 1.0)
+        evaluation = self._rewrite(self._traced.evaluation, submodel.kept)
         return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
 
     def scaled(self) -> list[fx.Node]:
@@ -111,26 +117,33 @@ class Supernet:
             and not all(is_norm(user) for user in node.users)
         ]
 
-    def _rewrite(self, graph: fx.Graph, sizes: Mapping[Axis, int], scaler: float) -> fx.Graph:
+    def _rewrite(self, graph: fx.Graph, sizes: Mapping[Axis, int], scaler: bool = False) -> fx.Graph:
         """The graph with every integer that depends on the width computed from the sizes kept."""
         small = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        scaled = set(self.scaled()) if scaler != 1.0 else set()
+        scaled = set(self.scaled()) if scaler else set()
         for node in graph.nodes:
             copy = copies[node] = small.node_copy(node, copies.__getitem__)
             outcome = self.structure.calls.get(node)
             if outcome is not None and outcome.resize is not None:
                 _rewrite_arguments(copy, outcome.target, outcome.resize(sizes), copies)
-            if node in scaled:
-                copies[node] = small.call_function(torch.ops.aten.div.Tensor, (copy, scaler))
+            if node in scaled and (share := _share_kept(outcome.outputs, sizes)) < 1:  # type: ignore
+                copies[node] = small.call_function(torch.ops.aten.div.Tensor, (copy, share))
         small.lint()
         return small
 
     def macs(self, submodel: ChannelSubmodel) -> int:
         """Multiply-accumulates of one example's forward pass, over convolutions and matrix products."""
-        sizes = submodel.kept
-        calls = (self.structure.calls.get(node) for node in self._traced.evaluation.nodes)
-        return sum(call.macs(sizes) for call in calls if call is not None and call.macs is not None)
+        if submodel.key not in self._macs:
+            calls = (self.structure.calls.get(node) for node in self._traced.evaluation.nodes)
+            counters = [call.macs for call in calls if call is not None and call.macs is not None]
+            self._macs[submodel.key] = sum(macs(submodel.kept) for macs in counters)
+        return self._macs[submodel.key]
+
+
+def _share_kept(axes: list[Axis], sizes: Mapping[Axis, int]) -> float:
+    """The share of a result's channels that is kept."""
+    return math.prod(count(axis, sizes) / count(axis, {}) for axis in axes)
 
 
 def _rewrite_arguments(
@@ -249,11 +262,29 @@ class ChannelSubmodel:
     @cached_property
     def size(self) -> int:
         """k_n, the number of parameters held."""
-        shapes = (self._selects[name] for name in self.supernet.parameters)
-        originals = (self.supernet.initial[name].shape for name in self.supernet.parameters)
+        tensors = ((name, self.supernet.initial[name]) for name in self.supernet.parameters)
         return sum(
-            math.prod(_length(select, full) for select, full in zip(selects, shape, strict=True))
-            for selects, shape in zip(shapes, originals, strict=True)
+            math.prod(map(_length, self._selects[name], tensor.shape)) for name, tensor in tensors
+        )
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one example's forward pass, over convolutions and matrix products."""
+        return self.supernet.macs(self)
+
+    def network(self, scaler: bool = False) -> Network:
+        """The network that trains this submodel; shared by all of the same shapes, so load values first.
+
+        ``scaler``: with HeteroFL's Scaler in training, see `Supernet.network`.
+        """
+        return self.supernet.network(self, scaler)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of every tensor held, buffers too."""
+        return sum(
+            self.select(name, tensor).numel() * tensor.element_size()
+            for name, tensor in self.supernet.initial.items()
         )
 
     @cached_property

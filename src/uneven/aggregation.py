@@ -1,0 +1,131 @@
+"""How the server puts updates together: the overlap average, streaming, and optimizers on its delta.
+
+Per coordinate c, over the clients that held it (HeteroFL, Diao et al. 2021, equation 3; FedRolex; and others):
+
+    x_c <- x_c + eta_s * sum_{n: c in M_n} a_n (x_{n,c} - x_c) / sum_{n: c in M_n} a_n
+
+Membership is the submodel's, never "the delta is non-zero". Memory is O(d), whatever the cohort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from uneven.options import Options
+from uneven.submodels import State, Submodel
+
+class ServerOptions(Options):
+    """The ``[server]`` section of a spec: what becomes of the clients' average."""
+
+    optimizer: Literal["average", "momentum", "adam", "yogi"] = "average"
+    """``average`` takes the mean as it is; the others step along it (Reddi et al. 2021, arXiv 2003.00295)."""
+    weights: Literal["even", "examples"] = "even"
+    """a_n, a client's weight in the average: 1, or its number of training examples."""
+    lr: float | None = Field(default=None, gt=0)
+    """Server learning rate eta_s. Default 1, and 0.01 for adam and yogi."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """beta of ``momentum``, beta_1 of ``adam`` and ``yogi``. Default 0.9."""
+    beta2: float | None = Field(default=None, ge=0, lt=1)
+    """beta_2 of ``adam`` and ``yogi``. Default 0.99."""
+    tau: float | None = Field(default=None, gt=0)
+    """Added to the root of the second moment in ``adam`` and ``yogi``. Default 0.001."""
+
+    @model_validator(mode="after")
+    def _no_dead_options(self) -> Self:
+        used = {"average": (), "momentum": ("momentum",)}.get(self.optimizer, ("momentum", "beta2", "tau"))
+        for name in ("momentum", "beta2", "tau"):
+            if getattr(self, name) is not None and name not in used:
+                raise ValueError(
+                    f"{name} = {getattr(self, name)}: has no effect with optimizer '{self.optimizer}'"
+                )
+        return self
+
+
+class OverlapAverage:
+    """A streaming weighted mean of updates, per coordinate over those that held it."""
+
+    def __init__(self, start: State) -> None:
+        """``start``: the full tensors that the clients' submodels were taken from; not changed."""
+        self._start = start
+        self._float = [name for name, tensor in start.items() if tensor.is_floating_point()]
+        self._sum = {name: torch.zeros_like(start[name]) for name in self._float}
+        self._weight = {name: torch.zeros_like(start[name]) for name in self._float}
+        self._counters = {n: t.clone() for n, t in start.items() if not t.is_floating_point()}
+
+    def add(
+        self, submodel: Submodel, values: State, weight: float, counted: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add one client's values, in its submodel's shapes, with weight a_n.
+
+        ``counted``: for some tensors, which of the values count (0 or 1, broadcast against the values); those
+        that do not are treated as not held.
+        """
+        counted = counted or {}
+        for name in self._float:
+            delta = values[name] - submodel.select(name, self._start[name])
+            own = torch.full_like(delta, weight) * counted.get(name, 1.0)
+            submodel.add(name, self._sum[name], delta * own)
+            submodel.add(name, self._weight[name], own)
+        for name, counter in self._counters.items():
+            counter.copy_(torch.maximum(counter, values[name]))
+
+    def result(self) -> tuple[State, State]:
+        """The mean delta of every float tensor, and where it is held (bool); zero where it is not."""
+        held = {name: weight > 0 for name, weight in self._weight.items()}
+        one = torch.ones(())
+        delta = {n: self._sum[n] / torch.where(held[n], self._weight[n], one) for n in self._float}
+        return delta, held
+
+    @property
+    def counters(self) -> State:
+        """The maximum of each integer buffer over the updates."""
+        return self._counters
+
+
+class ServerOptimizer:
+    """Steps the server's state along an average. Acts, and changes its own state, only where something is held.
+
+    ``moments``: the optimizer's own tensors, by ``first/<name>`` and ``second/<name>``.
+    """
+
+    def __init__(self, options: ServerOptions, state: State, trained: tuple[str, ...]) -> None:
+        adaptive = options.optimizer in ("adam", "yogi")
+        self._options, self._trained = options, frozenset(trained)
+        self._lr = options.lr if options.lr is not None else 0.01 if adaptive else 1.0
+        self._beta1 = 0.9 if options.momentum is None else options.momentum
+        self._beta2 = 0.99 if options.beta2 is None else options.beta2
+        self._tau = 1e-3 if options.tau is None else options.tau
+        kinds = ["first"] * (options.optimizer != "average") + ["second"] * adaptive
+        self.moments = {f"{k}/{n}": torch.zeros_like(state[n]) for k in kinds for n in trained}
+
+    def step(self, state: State, average: OverlapAverage) -> State:
+        """The new state: parameters by the optimizer, running statistics by their mean, counters by maximum."""
+        delta, held = average.result()
+        new = dict(average.counters)
+        for name, change in delta.items():
+            step = self._step(name, change, held[name]) if name in self._trained else change
+            new[name] = torch.where(held[name], state[name] + step, state[name])
+        return {name: new[name] for name in state}
+
+    def _step(self, name: str, delta: Tensor, held: Tensor) -> Tensor:
+        if self._options.optimizer == "average":
+            return self._lr * delta
+        if self._options.optimizer == "momentum":
+            return self._lr * self._update(f"first/{name}", lambda m: self._beta1 * m + delta, held)
+        first = self._update(f"first/{name}", lambda m: self._beta1 * m + (1 - self._beta1) * delta, held)
+        second = self._update(f"second/{name}", lambda v: self._second(v, delta.square()), held)
+        return self._lr * first / (second.sqrt() + self._tau)
+
+    def _second(self, v: Tensor, square: Tensor) -> Tensor:
+        if self._options.optimizer == "yogi":
+            return v - (1 - self._beta2) * square * torch.sign(v - square)
+        return self._beta2 * v + (1 - self._beta2) * square
+
+    def _update(self, key: str, rule: Any, held: Tensor) -> Tensor:
+        self.moments[key] = torch.where(held, rule(self.moments[key]), self.moments[key])
+        return self.moments[key]

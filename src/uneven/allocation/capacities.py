@@ -1,0 +1,96 @@
+"""``clients.capacities``: how much of the model each client can hold, as given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+
+from uneven.data import Federation
+from uneven.errors import SpecError, nearest
+from uneven.options import Options
+from uneven.rng import generator
+
+Capacity = Annotated[float, Field(gt=0, le=1)]
+
+
+class Capacities(Options):
+    """One of ``levels``, ``values`` or ``column``. A number alone is one level, a list alone is ``values``."""
+
+    levels: tuple[Capacity, ...] | None = Field(default=None, min_length=1)
+    """Capacities in (0, 1], dealt to the clients by a seeded permutation."""
+    shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    """The share of the clients that gets each level. Default: equal shares."""
+    values: tuple[Capacity, ...] | None = Field(default=None, min_length=1)
+    """One capacity per client."""
+    column: str | None = None
+    """A numeric column of the data that is one number per natural client."""
+    unit: Literal["width", "params", "macs", "bytes"] = "width"
+    """What a capacity is a share of: every channel axis, or the full model's parameters, multiply-accumulates
+    or bytes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, given: Any) -> Any:
+        if isinstance(given, int | float) and not isinstance(given, bool):
+            return {"levels": [given]}
+        return {"values": given} if isinstance(given, list | tuple) else given
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        given = [name for name in ("levels", "values", "column") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"give one of levels, values or column, not {' and '.join(given) or 'none'}")
+        if self.shares is not None and (self.levels is None or len(self.shares) != len(self.levels)):
+            raise ValueError(f"shares = {list(self.shares)}: needs levels, one share for each")
+        return self
+
+
+def deal(options: Capacities, federation: Federation, seed: int) -> list[float]:
+    """The capacity of every client, in order.
+
+    Raises:
+        SpecError: a list of another length than the clients, or a column that the data do not have.
+    """
+    count = len(federation.clients)
+    if options.values is not None:
+        if len(options.values) != count:
+            raise SpecError([f"clients.capacities: {len(options.values)} values for {count} clients"])
+        return list(options.values)
+    if options.column is not None:
+        return _from_column(options.column, federation)
+    assert options.levels is not None
+    sizes = apportion(options.shares or [1.0] * len(options.levels), count)
+    dealt = [level for level, size in zip(options.levels, sizes, strict=True) for _ in range(size)]
+    order = torch.randperm(count, generator=generator(seed, "capacities"))
+    return [dealt[i] for i in order.tolist()]
+
+
+def apportion(shares: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in proportion to shares that sum to ``total``, by largest remainder (ties: the first).
+
+    >>> apportion([1, 1, 1], 10)
+    [4, 3, 3]
+    """
+    exact = [share / sum(shares) * total for share in shares]
+    sizes = [int(x) for x in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (sizes[i] - exact[i], i))
+    for i in by_remainder[: total - sum(sizes)]:
+        sizes[i] += 1
+    return sizes
+
+
+def _from_column(column: str, federation: Federation) -> list[float]:
+    known = sorted({name for client in federation.clients for name in client.attributes})
+    if not all(column in client.attributes for client in federation.clients):
+        hint = nearest(column, known) if known else "the data have no numeric column of one value per client"
+        raise SpecError([f"clients.capacities.column = {column!r}: {hint}"])
+    values = [client.attributes[column] for client in federation.clients]
+    bad = [(c.name, v) for c, v in zip(federation.clients, values, strict=True) if not 0 < v <= 1]
+    if bad:
+        raise SpecError(
+            [f"clients.capacities.column = {column!r}: client {name} has {v:g}, not in (0, 1]" for name, v in bad]
+        )
+    return values

@@ -1,0 +1,62 @@
+"""Where a cohort trains: the contract of an engine, and what every engine does alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+
+from uneven.methods import Assignment, Client, Failure, Update
+from uneven.submodels import State, Supernet
+
+ClientFactory = Callable[[Supernet], Client]
+Memories = dict[int, State]
+
+
+class Engine(Protocol):
+    """Trains the assignments of a round.
+
+    Results come in the order of the assignments, whatever runs where, so that merging is the same everywhere.
+    A client's new memory is kept when its update is accepted, by `commit`, and dropped otherwise.
+    """
+
+    memories: Memories
+    """What each client remembers between rounds, by client id."""
+
+    def train(self, assignments: Sequence[Assignment]) -> Iterator[tuple[Assignment, Update | Failure]]:
+        """Train each assignment; a client that fails gives a `Failure` in its place."""
+
+    def commit(self, accepted: Iterable[int]) -> None:
+        """Keep the new memories of these clients, drop all other new ones."""
+
+
+def inspect(assignment: Assignment, result: Update | Failure) -> Update | Failure:
+    """The update if it is one that this assignment can have, else a `Failure` that says what is wrong."""
+    if isinstance(result, Failure):
+        return result
+    problem = _problem(assignment, result)
+    return result if problem is None else Failure(assignment.client, problem)
+
+
+def _problem(assignment: Assignment, update: Update) -> str | None:
+    if (update.client, update.round) != (assignment.client, assignment.round):
+        return (
+            f"an update of client {update.client}, round {update.round}, "
+            f"where client {assignment.client}, round {assignment.round} was asked"
+        )
+    if update.examples <= 0:
+        return f"a weight of {update.examples} examples"
+    if set(update.payload) != set(assignment.payload):
+        return f"a payload of {sorted(update.payload)} where {sorted(assignment.payload)} was asked"
+    for kind, full in assignment.payload.items():
+        values = update.payload[kind]
+        if set(values) != set(full):
+            return f"{kind} has other tensors than were asked"
+        for name, tensor in full.items():
+            expected = assignment.submodel.select(name, tensor).shape
+            if values[name].shape != expected:
+                return f"{kind} {name} has shape {tuple(values[name].shape)}, not {tuple(expected)}"
+            if not torch.isfinite(values[name]).all():
+                return f"{kind} {name} is not finite (NaN or infinity); try a smaller training.lr"
+    return None

@@ -1,0 +1,130 @@
+"""How good the model is: the full one, each capacity's submodel, and each client's own on its own data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from uneven.data import ClientData, Examples, Federation
+from uneven.methods import ClientCard, Method
+from uneven.options import Options
+from uneven.submodels import Network, Submodel
+
+BATCH = 250
+
+
+class EvaluationOptions(Options):
+    """The ``[evaluation]`` section of a spec."""
+
+    every: int = Field(default=5, ge=1)
+    """Evaluate after every so many rounds, and after the last."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy in [0, 1] and mean cross-entropy in nats."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation.
+
+    ``full``: the full model on the global test set. ``by_width``: each width's submodel, there too.
+    ``local``: per client, its own submodel's accuracy on its own test split.
+    """
+
+    full: Score
+    by_width: dict[float, Score]
+    local: tuple[float, ...]
+
+    def local_summary(self) -> dict[str, float]:
+        """Mean over clients, worst client, and tail: the mean of the lowest 30 % (``ceil(0.3 K)`` clients)."""
+        lowest = sorted(self.local)
+        tail = lowest[: math.ceil(round(0.3 * len(lowest), 9))]
+        return {"mean": sum(lowest) / len(lowest), "worst": lowest[0], "tail": sum(tail) / len(tail)}
+
+
+def evaluate(
+    method: Method, federation: Federation, cards: Sequence[ClientCard], t: int, tick: Callable[[], None]
+) -> Evaluation:
+    """Evaluate the method's state after round t. ``tick`` is called now and then."""
+    widths = sorted({card.width for card in cards} | {1.0}, reverse=True)
+    by_width: dict[float, Score] = {}
+    local: dict[int, float] = {}
+    for width in widths:
+        network = _prepared(method, federation, cards, method.evaluation_submodel(width, t), width)
+        by_width[width] = _score(network, federation.test)
+        mine = [federation.clients[card.id] for card in cards if card.width == width]
+        local |= _local(network, mine)
+        tick()
+    return Evaluation(by_width[1.0], by_width, tuple(local[card.id] for card in cards))
+
+
+def _prepared(
+    method: Method, federation: Federation, cards: Sequence[ClientCard], submodel: Submodel, width: float
+) -> Network:
+    network = submodel.network()
+    network.load(submodel.gather(method.state)).eval()
+    if method.recalibrates:
+        able = [federation.clients[card.id].train for card in cards if card.width >= width]
+        recalibrate(network, method.supernet.running, able or [c.train for c in federation.clients])
+    return network
+
+
+@torch.no_grad()
+def recalibrate(network: Network, running: Sequence[tuple[str, str]], data: Sequence[Examples]) -> None:
+    """Fill the running statistics of norms: one pass over each client's training examples, then pooled.
+
+    Means are weighted by examples; a pooled variance is the mean variance plus the variance of the means.
+    Counters are left alone.
+    """
+    first = {name: torch.zeros_like(network.tensors[name]) for pair in running for name in pair}
+    total = 0
+    for examples in data:
+        for index in torch.arange(len(examples)).split(BATCH):
+            network.observe(examples.batch(index)[0])
+            total += len(index)
+            for mean_name, var_name in running:
+                mean, var = network.tensors[mean_name], network.tensors[var_name]
+                first[mean_name] += len(index) * mean
+                first[var_name] += len(index) * (var + mean.square())
+    for mean_name, var_name in running:
+        mean = first[mean_name] / total
+        network.tensors[mean_name].copy_(mean)
+        network.tensors[var_name].copy_(first[var_name] / total - mean.square())
+
+
+@torch.no_grad()
+def _predict(network: Network, data: Examples) -> tuple[Tensor, Tensor]:
+    """For each example: whether it is classified right, and its cross-entropy."""
+    right, loss = [], []
+    for index in torch.arange(len(data)).split(BATCH):
+        x, y = data.batch(index)
+        logits = network(x)
+        right.append(logits.argmax(dim=1) == y)
+        loss.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
+    return torch.cat(right), torch.cat(loss)
+
+
+def _score(network: Network, data: Examples) -> Score:
+    right, loss = _predict(network, data)
+    return Score(right.double().mean().item(), loss.double().mean().item())
+
+
+def _local(network: Network, clients: Sequence[ClientData]) -> dict[int, float]:
+    """Each client's accuracy on its own test split, all in one go (evaluation does not couple examples)."""
+    if not clients:
+        return {}
+    tests = [client.test for client in clients]
+    pooled = Examples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
+    right, _ = _predict(network, pooled)
+    parts = right.double().split([len(test) for test in tests])
+    return {client.id: part.mean().item() for client, part in zip(clients, parts, strict=True)}

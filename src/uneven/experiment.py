@@ -1,0 +1,146 @@
+"""An experiment: the parts made from a spec, and the round loop."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from uneven import data, models
+from uneven.allocation import deal
+from uneven.data import Federation
+from uneven.engines import Engine, SerialEngine, inspect
+from uneven.errors import QuorumError, SpecError
+from uneven.evaluation import Evaluation, evaluate
+from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
+from uneven.rng import generator
+from uneven.spec import Spec
+from uneven.submodels import Supernet
+from uneven.submodels.cost import width_for
+
+
+@dataclass
+class Round:
+    """What one round did. Bytes are an estimate: those of the tensors that travel, uncoded."""
+
+    t: int
+    cohort: list[int]
+    losses: list[float]
+    failures: list[Failure]
+    bytes_down: list[int]
+    bytes_up: list[int]
+    macs: int
+    seconds: float
+
+
+class Experiment:
+    """One run in memory: data, model, method, engine. Tracking and checkpoints are in `uneven.tracking`.
+
+    Raises:
+        UnevenError: the spec, the data, the model and the method do not go together; says how.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.federation: Federation = data.load(spec.data, spec.clients.count, spec.seed)
+        info = self.federation.info
+        model = models.build(spec.model.name, info, spec.model.options, spec.seed)
+        self.supernet = Supernet(model, self.federation.test.batch(torch.tensor([0]))[0][0])
+        context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server)
+        self.method: Method = spec.method_class(context, spec.method_options)
+        half = self.method.Client(
+            self.supernet, spec.training, self.method.options, spec.rounds, spec.seed
+        )
+        self.engine: Engine = SerialEngine(half, self.federation)
+        self.cohort_size(self.method.eligible())
+
+    @cached_property
+    def cards(self) -> list[ClientCard]:
+        """What the server knows of every client."""
+        options, clients = self.spec.clients.capacities, self.federation.clients
+        capacities = deal(options, self.federation, self.spec.seed)
+        widths = {c: width_for(self.supernet, c, options.unit) for c in sorted(set(capacities))}
+        classes = self.federation.info.num_classes
+        return [
+            ClientCard(client.id, len(client.train), client.label_counts(classes), capacity, widths[capacity])
+            for client, capacity in zip(clients, capacities, strict=True)
+        ]
+
+    def cohort_size(self, eligible: Sequence[ClientCard]) -> int:
+        cohort = self.spec.cohort
+        size = cohort if isinstance(cohort, int) else max(1, math.ceil(round(cohort * len(eligible), 9)))
+        if size > len(eligible):
+            raise SpecError(
+                [f"cohort = {cohort}: only {len(eligible)} of {len(self.cards)} clients can take part"]
+            )
+        return size
+
+    def cohort(self, t: int) -> list[ClientCard]:
+        """The clients of round t: a uniform draw without replacement, seeded by (seed, t)."""
+        eligible = self.method.eligible()
+        order = torch.randperm(len(eligible), generator=generator(self.spec.seed, "cohort", t))
+        return [eligible[i] for i in order[: self.cohort_size(eligible)].tolist()]
+
+    def round(self, t: int, tick: Callable[[], None] = lambda: None) -> Round:
+        """Plan, train, merge, adjust.
+
+        Raises:
+            QuorumError: too few updates were accepted; the state is as before the round.
+        """
+        start = time.perf_counter()
+        assignments = self.method.plan(t, self.cohort(t))
+        log = Round(t, [a.client for a in assignments], [], [], [], [], 0, 0.0)
+        self.method.merge(t, self._accepted(assignments, log, tick))
+        self.method.adjust(t)
+        failed = {failure.client for failure in log.failures}
+        self.engine.commit(client for client in log.cohort if client not in failed)
+        log.seconds = time.perf_counter() - start
+        return log
+
+    def _accepted(
+        self, assignments: Sequence[Assignment], log: Round, tick: Callable[[], None]
+    ) -> Iterator[tuple[Assignment, Update]]:
+        """The good updates as they come; at the end, whether there were enough of them."""
+        for assignment, result in self.engine.train(assignments):
+            checked = inspect(assignment, result)
+            log.bytes_down.append(len(assignment.payload) * assignment.submodel.nbytes)
+            if isinstance(checked, Failure):
+                log.failures.append(checked)
+                log.bytes_up.append(0)
+            else:
+                log.bytes_up.append(_payload_bytes(checked))
+                log.losses.append(checked.loss)
+                log.macs += 3 * assignment.submodel.macs * checked.seen
+                yield assignment, checked
+            tick()
+        self._require_quorum(log)
+
+    def _require_quorum(self, log: Round) -> None:
+        needed = math.ceil(round(self.spec.quorum * len(log.cohort), 9))
+        accepted = len(log.cohort) - len(log.failures)
+        if accepted < max(needed, 1):
+            first = log.failures[0]
+            raise QuorumError(
+                f"round {log.t}: {accepted} of {len(log.cohort)} updates were accepted, quorum = "
+                f"{self.spec.quorum:g} needs {max(needed, 1)}; {self.spec.method.name}, client "
+                f"{first.client}: {first.reason}"
+            )
+
+    def evaluate(self, t: int, tick: Callable[[], None] = lambda: None) -> Evaluation:
+        """Evaluate the state after round t."""
+        return evaluate(self.method, self.federation, self.cards, t, tick)
+
+    def is_due(self, t: int) -> bool:
+        """Whether round t is followed by an evaluation."""
+        return t % self.spec.evaluation.every == 0 or t == self.spec.rounds
+
+
+def _payload_bytes(update: Update) -> int:
+    return sum(t.numel() * t.element_size() for state in update.payload.values() for t in state.values())
+
+

@@ -1,0 +1,55 @@
+"""Methods: which part of the model each client trains. One file each; `base` is the contract."""
+
+from uneven.errors import MethodError
+from uneven.lookup import find
+from uneven.methods.base import (
+    Assignment,
+    Client,
+    ClientCard,
+    Context,
+    Failure,
+    Method,
+    MethodOptions,
+    Update,
+)
+from uneven.methods.channelwise import ChannelMethod
+from uneven.methods.fedavg import FedAvg
+from uneven.methods.federated_dropout import FederatedDropout
+from uneven.methods.fedprox import FedProx
+from uneven.methods.fedrolex import FedRolex
+from uneven.methods.full import FullModelMethod
+from uneven.methods.heterofl import HeteroFL
+from uneven.methods.scaffold import Scaffold
+
+METHODS: dict[str, type[Method]] = {
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "scaffold": Scaffold,
+    "heterofl": HeteroFL,
+    "federated_dropout": FederatedDropout,
+    "fedrolex": FedRolex,
+}
+
+
+def method_class(name: str) -> type[Method]:
+    """The class of a method: one of `METHODS`, or the user's own as ``package.module:Class``."""
+    found = find(name, METHODS, "method.name", MethodError)
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise MethodError(f"method.name = {name!r}: must be a class that extends uneven.methods.Method")
+    return found
+
+
+__all__ = [
+    "METHODS",
+    "Assignment",
+    "ChannelMethod",
+    "Client",
+    "ClientCard",
+    "Context",
+    "Failure",
+    "FullModelMethod",
+    "Method",
+    "MethodOptions",
+    "Update",
+    "method_class",
+]

@@ -1,0 +1,249 @@
+'''The contract of a method, on one page.
+
+A method answers: which part of the model does each client hold? It has two halves, both plain objects:
+
+- the **server's** half, `Method`: `plan` gives every client of a round its assignment, `merge` puts the
+  updates together, `adjust` does what is left to do between rounds;
+- the **client's** half, `Client`: `train` turns an assignment, the client's data and its memory into an update.
+  It is built from the method's name and options wherever the client runs, so nothing is pickled, ever.
+
+A complete new method is one class. This one gives a client the channels whose position has its own parity:
+
+>>> import torch
+>>> import uneven
+>>> from uneven.methods import ClientCard, Method, MethodOptions
+>>> from uneven.submodels import Submodel
+>>>
+>>> class Parity(Method):
+...     """Even clients hold the channels 0, 2, 4, ... first, odd clients 1, 3, 5, ..."""
+...
+...     class Options(MethodOptions):
+...         flip: bool = False
+...         """Exchange the two parities."""
+...
+...     def submodel(self, t: int, client: ClientCard) -> Submodel:
+...         first = (client.id + self.options.flip) % 2
+...         keep = {}
+...         for group, k in self.supernet.channels(client.width).items():
+...             order = torch.arange(self.supernet.groups[group].size)
+...             keep[group] = torch.cat([order[first::2], order[1 - first :: 2]])[:k].sort().values
+...         return self.supernet.submodel(keep)
+>>>
+>>> result = uneven.run(method=Parity, rounds=1, clients={"count": 10}, cohort=2, data={"train_limit": 200})
+>>> sorted(result["per_capacity"][0])
+['accuracy', 'bytes', 'capacity', 'clients', 'loss', 'macs', 'parameters']
+
+In a spec file the same method is ``[method] name = "my_module:Parity"``.
+'''
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from uneven.aggregation import OverlapAverage, ServerOptimizer, ServerOptions
+from uneven.data import Examples
+from uneven.options import Options as MethodOptions
+from uneven.rng import generator, seeded, subseed
+from uneven.submodels import Network, State, Submodel, Supernet
+from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
+
+
+@dataclass(frozen=True)
+class ClientCard:
+    """What the server knows of a client.
+
+    ``examples``: n_n, of its training split. ``label_counts``: (classes,) int64, of the same. ``capacity``: as
+    the spec gives it. ``width``: r_n, the share of every channel axis that the capacity allows.
+    """
+
+    id: int
+    examples: int
+    label_counts: Tensor
+    capacity: float
+    width: float
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is built for: the model, all the clients, the length and seed of the run, the options."""
+
+    supernet: Supernet
+    clients: Sequence[ClientCard]
+    rounds: int
+    seed: int
+    training: TrainingOptions = TrainingOptions()
+    server: ServerOptions = ServerOptions()
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one client is to do in one round.
+
+    ``payload``: named sets of tensors, ``model`` and whatever else the method sends. The server's own hold
+    *full* tensors; `gathered` is what travels, in the submodel's shapes.
+    """
+
+    round: int
+    client: int
+    submodel: Submodel
+    payload: Mapping[str, State] = field(repr=False)
+
+    def gathered(self) -> Assignment:
+        """The assignment as the client gets it; made when it is sent, so that a cohort costs one at a time."""
+        return replace(self, payload={k: self.submodel.gather(state) for k, state in self.payload.items()})
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one client sends back.
+
+    ``payload``: named sets of tensors in the submodel's shapes; ``model`` always. ``examples``: n_n, the size
+    of its training split. ``seen``: examples gone through, over all local epochs. ``loss``: mean over steps.
+    """
+
+    round: int
+    client: int
+    payload: Mapping[str, State] = field(repr=False)
+    examples: int
+    seen: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a client's update is missing from a round. Failures are data: the round goes on."""
+
+    client: int
+    reason: str
+
+
+class Client:
+    """The client's half of a method: local training on the submodel. Pure: same arguments, same update.
+
+    A method changes what it needs: `network`, `loss`, `correction`, or all of `train`.
+    """
+
+    def __init__(
+        self, supernet: Supernet, training: TrainingOptions, options: Any, rounds: int, seed: int
+    ) -> None:
+        self.supernet, self.training, self.options = supernet, training, options
+        self.rounds, self.seed = rounds, seed
+
+    def train(self, assignment: Assignment, data: Examples, memory: State) -> tuple[Update, State]:
+        """Train and return the update, with the client's new memory (kept only if the update is accepted)."""
+        network = self.network(assignment).load(assignment.payload["model"])
+        report = self.fit(network, assignment, data, self.correction(network, assignment, memory))
+        return self.update(assignment, data, report, {"model": network.values()}), memory
+
+    def network(self, assignment: Assignment) -> Network:
+        """The network to train."""
+        return assignment.submodel.network()
+
+    def loss(self, data: Examples) -> Loss:
+        """The loss of logits and labels."""
+        return torch.nn.functional.cross_entropy
+
+    def correction(self, network: Network, assignment: Assignment, memory: State) -> Correction | None:
+        """What is to be done to the gradients after each backward pass."""
+        return None
+
+    def fit(
+        self, network: Network, assignment: Assignment, data: Examples, correct: Correction | None
+    ) -> Report:
+        """Local training, with every draw from the run's seed, the round and the client."""
+        key = ("train", assignment.round, assignment.client)
+        lr = self.training.lr_at(assignment.round, self.rounds)
+        with seeded(subseed(self.seed, "dropout", *key)):
+            draws = generator(self.seed, "order", *key)
+            return train_locally(network, data, self.training, lr, draws, self.loss(data), correct)
+
+    def update(
+        self, assignment: Assignment, data: Examples, report: Report, payload: Mapping[str, State]
+    ) -> Update:
+        return Update(assignment.round, assignment.client, payload, len(data), report.seen, report.loss)
+
+
+class Method:
+    """The server's half of a method. The least that a new one defines is `submodel`.
+
+    Attributes:
+        options: of the class's own ``Options``, as `resolve` left them.
+        state: the global model, by tensor name. Replaced by `merge`, never changed in place.
+    """
+
+    Options: ClassVar[type[MethodOptions]] = MethodOptions
+    Client: ClassVar[type[Client]] = Client
+
+    def __init__(self, context: Context, options: MethodOptions) -> None:
+        self.context, self.supernet = context, context.supernet
+        self.options: Any = self.resolve(context, options)
+        self.state: State = dict(context.supernet.initial)
+        self.optimizer = ServerOptimizer(context.server, self.state, context.supernet.parameters)
+
+    def resolve(self, context: Context, options: MethodOptions) -> MethodOptions:
+        """Options with every ``auto`` decided; raises `MethodError` where the method cannot run like this."""
+        return options
+
+    def submodel(self, t: int, client: ClientCard) -> Submodel:
+        """Which part of the model the client holds in round t. Must be defined."""
+        raise TypeError(f"{type(self).__name__} must define submodel(t, client)")
+
+    def evaluation_submodel(self, width: float, t: int) -> Submodel:
+        """The part that is evaluated after round t for clients of this width: the prefix, unless told better."""
+        return self.supernet.prefix(width)
+
+    def eligible(self) -> Sequence[ClientCard]:
+        """The clients that cohorts are drawn from."""
+        return self.context.clients
+
+    def payload(self, t: int, client: ClientCard) -> Mapping[str, State]:
+        """The full tensors of which the client gets its part."""
+        return {"model": self.state}
+
+    def plan(self, t: int, cohort: Sequence[ClientCard]) -> list[Assignment]:
+        """The round's assignments, the longest work first (ties by client), which is also the order of merging."""
+        plans = [(c, self.submodel(t, c)) for c in cohort]
+        plans.sort(key=lambda plan: (-self._work(*plan), plan[0].id))
+        return [Assignment(t, c.id, submodel, self.payload(t, c)) for c, submodel in plans]
+
+    def _work(self, client: ClientCard, submodel: Submodel) -> int:
+        return submodel.macs * self.context.training.steps_for(client.examples)
+
+    def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
+        """Put the accepted updates together as they come. Nothing changes until the last one is in."""
+        average = OverlapAverage(self.state)
+        for assignment, update in results:
+            counted = self.counted(assignment)
+            average.add(assignment.submodel, update.payload["model"], self.weight(update), counted)
+        self.state = self.optimizer.step(self.state, average)
+
+    def weight(self, update: Update) -> float:
+        """a_n, the update's weight in the average."""
+        return float(update.examples) if self.context.server.weights == "examples" else 1.0
+
+    def counted(self, assignment: Assignment) -> Mapping[str, Tensor]:
+        """For some tensors, which of the client's values count; see `OverlapAverage.add`."""
+        return {}
+
+    def adjust(self, t: int) -> None:
+        """What is left to do after round t."""
+
+    @property
+    def recalibrates(self) -> bool:
+        """Whether running statistics are filled by one pass over training examples before an evaluation."""
+        return False
+
+    def saved(self) -> State:
+        """Every tensor that a later round needs, for the checkpoint."""
+        tensors = {f"model/{name}": tensor for name, tensor in self.state.items()}
+        return tensors | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.moments.items()}
+
+    def restore(self, tensors: State) -> None:
+        """Take up what `saved` returned."""
+        self.state = {name: tensors[f"model/{name}"] for name in self.state}
+        self.optimizer.moments = {n: tensors[f"optimizer/{n}"] for n in self.optimizer.moments}

@@ -1,0 +1,257 @@
+"""One experiment as data: typed, checked all at once, TOML in and out.
+
+Every key is optional; the defaults are the demo's. ``--set a.b=value`` and keyword arguments in Python take the
+same dotted names.
+"""
+
+from __future__ import annotations
+
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from uneven.aggregation import ServerOptions
+from uneven.allocation import Capacities
+from uneven.data import DataOptions
+from uneven.errors import MethodError, SpecError, nearest
+from uneven.evaluation import EvaluationOptions
+from uneven.methods import Method, method_class
+from uneven.options import Options
+from uneven.training import TrainingOptions
+
+
+class ClientsOptions(Options):
+    """The ``[clients]`` section."""
+
+    count: int | None = Field(default=None, ge=1)
+    """How many clients. Default 100, or as many as the data name where the partition is natural."""
+    capacities: Capacities = Capacities(levels=(1, 0.5, 0.25, 0.125))
+    """How much of the model each client can hold: a number for all, a list, or a table."""
+
+
+class Named(BaseModel):
+    """A section that names a thing and passes the other keys on to it."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+
+class ModelSection(Named):
+    """The ``[model]`` section; other keys are the model's own options."""
+
+    name: str = "cnn"
+    """A model of uneven, or ``package.module:function``."""
+
+
+class MethodSection(Named):
+    """The ``[method]`` section; other keys are the method's own options."""
+
+    name: str = "heterofl"
+    """A method of uneven, or ``package.module:Class``."""
+
+
+class EngineOptions(Options):
+    """The ``[engine]`` section."""
+
+    name: Literal["auto", "serial"] = "auto"
+    """``serial``: one client after the other. ``auto`` chooses among engines that give the same bits."""
+
+
+class CheckpointOptions(Options):
+    """The ``[checkpoint]`` section."""
+
+    every: int = Field(default=1, ge=1)
+    """Write a checkpoint after every so many rounds, and after the last."""
+
+
+class Spec(Options):
+    """One experiment."""
+
+    name: str = Field(default="demo", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Names the run folder, ``runs/<name>-<n>``."""
+    seed: int = Field(default=0, ge=0)
+    """Every random draw comes from it."""
+    rounds: int = Field(default=60, ge=1)
+    """T, the rounds of training."""
+    cohort: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 10
+    """Clients a round: a whole number, or a share in (0, 1] of the clients that can take part."""
+    quorum: float = Field(default=0.5, ge=0, le=1)
+    """The share of a cohort whose updates must be accepted; below it the run stops."""
+    data: DataOptions = DataOptions()
+    clients: ClientsOptions = ClientsOptions()
+    model: ModelSection = ModelSection()
+    method: MethodSection = MethodSection()
+    training: TrainingOptions = TrainingOptions()
+    server: ServerOptions = ServerOptions()
+    evaluation: EvaluationOptions = EvaluationOptions()
+    engine: EngineOptions = EngineOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+
+    @property
+    def method_class(self) -> type[Method]:
+        return method_class(self.method.name)
+
+    @property
+    def method_options(self) -> Any:
+        return self.method_class.Options(**self.method.options)
+
+    def to_toml(self, extra: Mapping[str, Any]) -> str:
+        """The spec as TOML, defaults filled in, with tables of facts (``extra``) at the end."""
+        table = _without_none(self.model_dump(mode="json"))
+        table["method"] |= _without_none(self.method_options.model_dump(mode="json"))
+        return tomli_w.dumps(table | extra)
+
+
+def load(path: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Spec:
+    """Read a spec file, apply a profile and then overrides, each ``a.b=value`` with a TOML value.
+
+    Raises:
+        SpecError: everything that is wrong, at once.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError([f"cannot read the spec {path}: {error.strerror}"]) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError([f"{path} is not TOML: {error}"]) from error
+    return parse({"name": path.stem, **table}, overrides, profile)
+
+
+def parse(table: Mapping[str, Any], overrides: Sequence[str] = (), profile: str | None = None) -> Spec:
+    """A checked spec from nested tables; see `load`."""
+    merged = {k: v for k, v in table.items() if k != "profile"}
+    merged = _merge(merged, _profile(table.get("profile", {}), profile))
+    for override in overrides:
+        merged = _merge(merged, _override(override))
+    return _validated(merged)
+
+
+def _profile(profiles: Any, name: str | None) -> Mapping[str, Any]:
+    if name is None:
+        return {}
+    if not isinstance(profiles, Mapping) or name not in profiles:
+        known = list(profiles) if isinstance(profiles, Mapping) else []
+        hint = nearest(name, known) if known else "the spec has no [profile.…] tables"
+        raise SpecError([f"profile = {name!r}: {hint}"])
+    chosen: Mapping[str, Any] = profiles[name]
+    return chosen
+
+
+def _override(text: str) -> dict[str, Any]:
+    """``a.b=value`` as nested tables; a value that is not TOML is a string."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SpecError([f"--set {text!r}: must be of the form a.b=value"])
+    try:
+        parsed = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value.strip()
+    for part in reversed(key.strip().split(".")):
+        parsed = {part: parsed}
+    return typing.cast(dict[str, Any], parsed)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` laid over ``base``. A table that names another kind of thing (``kind``, ``name``) replaces."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping) and not _replaces(old, value):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _replaces(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return any(key in new and new[key] != old.get(key) for key in ("kind", "name"))
+
+
+def _validated(table: dict[str, Any]) -> Spec:
+    problems: list[str] = []
+    spec = None
+    try:
+        spec = Spec.model_validate(table)
+    except ValidationError as error:
+        problems += [_describe(Spec, problem, "") for problem in error.errors()]
+    problems += _method_problems(table.get("method", {}))
+    if problems or spec is None:
+        raise SpecError(problems)
+    return spec
+
+
+def _method_problems(section: Any) -> Iterator[str]:
+    """Problems in the method's own options, found even where other sections have theirs."""
+    if not isinstance(section, Mapping) or not isinstance(section.get("name", ""), str):
+        return
+    try:
+        options = method_class(section.get("name", MethodSection().name)).Options
+        options.model_validate({k: v for k, v in section.items() if k != "name"})
+    except MethodError as error:
+        yield str(error)
+    except ValidationError as error:
+        for problem in error.errors():
+            yield _describe(options, problem, "method.")
+
+
+def _describe(root: type[BaseModel], problem: Any, prefix: str) -> str:
+    """One line for one problem: the dotted key, the value, and what would be right."""
+    path = [part for part in problem["loc"] if isinstance(part, int) or not _is_tag(root, problem["loc"], part)]
+    key = prefix + ".".join(map(str, path))
+    value = problem["input"]
+    if problem["type"] == "extra_forbidden":
+        return f"{key} = {value!r}: no such key; {nearest(str(path[-1]), _keys_at(root, path[:-1]))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"{key}: {message}" if key else message
+    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
+
+
+def _is_tag(root: type[BaseModel], loc: Sequence[Any], part: Any) -> bool:
+    """Whether a part of an error's place is a union's branch and not a key of the spec."""
+    before = list(loc[: list(loc).index(part)])
+    keys = _keys_at(root, [p for p in before if isinstance(p, str)])
+    return bool(before) and part not in keys and any(
+        part == tag for tag in ("int", "float", "constrained-int", "constrained-float", *_tags(root, before))
+    )
+
+
+def _tags(root: type[BaseModel], path: Sequence[Any]) -> set[str]:
+    models = _models_at(root, path)
+    return {m.model_fields["kind"].default for m in models if "kind" in m.model_fields}
+
+
+def _keys_at(root: type[BaseModel], path: Sequence[Any]) -> list[str]:
+    """The keys that the table at a path can have."""
+    return [name for model in _models_at(root, path) for name in model.model_fields]
+
+
+def _models_at(root: type[BaseModel], path: Sequence[Any]) -> list[type[BaseModel]]:
+    models = [root]
+    for part in path:
+        fields = [m.model_fields[part] for m in models if part in m.model_fields]
+        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+    return models
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
+        for inner in typing.get_args(annotation):
+            yield from _models_in(inner)
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, list | tuple) else value
