@@ -132,6 +132,7 @@ def test_columns_have_no_effect_on_tensors(numbered):
         {"test_share": 1.0},
         {"local_test_share": 0},
         {"partition": {"kind": "dirichlet", "alpha": 0}},
+        {"partition": {"kind": "dirichlet", "alpha": float("inf")}},
         {"partition": {"kind": "dirichlet", "min_size": 1}},
         {"partition": {"kind": "iid", "alpha": 1}},
         {"partition": {"kind": "dirichlit"}},

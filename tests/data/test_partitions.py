@@ -153,6 +153,7 @@ def test_natural_count_is_the_datas():
     ("plan", "n", "count", "message"),
     [
         ({"kind": "iid"}, 50, 60, "60 clients need at least 120 .*there are 50: at most 25 clients"),
+        ({"kind": "iid"}, 119, 0, "0 clients: at least 1"),
         ({"kind": "iid"}, 119, 60, "at most 59 clients"),
         ({"kind": "dirichlet", "min_size": 2}, 120, 100, "100 clients need at least 200"),
         ({"kind": "dirichlet", "min_size": 10}, 500, 100, "for 100 clients needs 1000.*at most 5"),

@@ -110,6 +110,13 @@ def test_string_labels_are_numbered_in_sorted_order_over_both_splits(write, tmp_
     assert held(fed) == [1] * 20 + [2] * 10
 
 
+def test_labels_of_two_kinds(write, tmp_path):
+    write("s/train.parquet", {"x": [[1.0]] * 30, "label": [0, 1] * 15})
+    write("s/test.parquet", {"x": [[1.0]] * 2, "label": ["0", "1"]})
+    with pytest.raises(DataError, match="holds int64 in the train split, string in the test split"):
+        read(str(tmp_path / "s"))
+
+
 def test_columns_are_found_by_their_usual_names_or_as_told(write):
     columns = {"image2": [[1.0]] * 30, "fine_label": [0, 1, 2] * 10, "coarse": [0] * 30}
     with pytest.raises(

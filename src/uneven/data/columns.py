@@ -71,6 +71,10 @@ def labels(
     """One (n,) int64 tensor for each column, and the classes' names; strings are numbered in sorted order."""
     columns = [_plain(column, f"label column '{name}'") for column in columns]
     kind = columns[0].type
+    if _is_text(kind) != _is_text(columns[-1].type):
+        raise DataError(
+            f"label column '{name}' holds {kind} in the train split, {columns[-1].type} in the test split"
+        )
     if _is_text(kind):
         found = sorted({str(value) for column in columns for value in column.unique().to_pylist()})
         return [_positions(column, found) for column in columns], tuple(found)

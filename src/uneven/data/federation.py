@@ -45,7 +45,11 @@ class Info:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """One client's own data: a training and a test split of the same distribution, both never empty."""
+    """One client's own data: a training and a test split of the same distribution, both never empty.
+
+    The tensors are views of one tensor of all clients: threads, forked and torch.multiprocessing workers
+    share it, but pickling or saving a client's tensors carries everybody's (``clone`` them first).
+    """
 
     id: int
     """Position in ``Federation.clients``."""

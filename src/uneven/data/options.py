@@ -22,7 +22,12 @@ class Dirichlet(Options):
     """Each class is shared out by a draw of Dirichlet(α); Yurochkin et al. 2019, arXiv:1905.12022."""
 
     kind: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(default=0.3, gt=0, description="Concentration α: small is uneven, large nears iid.")
+    alpha: float = Field(
+        default=0.3,
+        gt=0,
+        allow_inf_nan=False,
+        description="Concentration α: small is uneven, large nears iid.",
+    )
     min_size: int = Field(
         default=2,
         ge=2,

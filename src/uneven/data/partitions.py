@@ -7,6 +7,8 @@ order in which they come). What they would drop, repeat or leave empty is an err
 import math
 import warnings
 from collections.abc import Callable
+from itertools import count as count_from
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,8 @@ def share(plan: options.Partition, y: Tensor, count: int, seed: int) -> list[Ten
     Every position belongs to exactly one client, every client has at least two. Raises `DataError` where the
     plan cannot be met, naming values that can.
     """
+    if count < 1:
+        raise DataError(f"{count} clients: at least 1 is needed")
     if count * SMALLEST > len(y):
         raise DataError(
             f"{count} clients need at least {count * SMALLEST} training examples "
@@ -111,18 +115,15 @@ def _try_dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) ->
 
 def _dirichlet_hint(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> str:
     """Values that were tried and do."""
+
+    def does(clients: int = count, **changes: float) -> bool:
+        return _try_dirichlet(plan.model_copy(update=changes), y, clients, seed) is not None
+
     alphas = (plan.alpha * 2**k for k in range(1, 11))
     counts = (count // 2**k for k in range(1, count.bit_length()))
-    tries: list[tuple[str, options.Dirichlet, int]] = [
-        ("balanced = true", plan.model_copy(update={"balanced": True}), count)
-    ]
-    alpha = next(
-        (a for a in alphas if _try_dirichlet(plan.model_copy(update={"alpha": a}), y, count, seed)), None
-    )
-    fewer = next((c for c in counts if _try_dirichlet(plan, y, c, seed)), None)
-    found = [text for text, other, c in tries if _try_dirichlet(other, y, c, seed)]
-    found += [f"alpha = {alpha:g}"] if alpha else []
-    found += [f"{fewer} clients"] if fewer else []
+    found = ["balanced = true"] if not plan.balanced and does(balanced=True) else []
+    found += [f"alpha = {alpha:g}" for alpha in islice(filter(lambda a: does(alpha=a), alphas), 1)]
+    found += [f"{fewer} clients" for fewer in islice(filter(does, counts), 1)]
     return " or ".join(found) + " would do" if found else "use more examples or fewer clients"
 
 
@@ -184,7 +185,8 @@ def _deal(parts: list[Tensor], rest: Tensor, y: Tensor) -> list[Tensor]:
     classes = [set(y[part].tolist()) for part in parts]
     dealt: list[list[int]] = [part.tolist() for part in parts]
     for row in rest.tolist():
-        holders = [k for k in range(len(parts)) if int(y[row]) in classes[k]]
+        label = int(y[row])
+        holders = [k for k in range(len(parts)) if label in classes[k]]
         dealt[min(holders or range(len(parts)), key=lambda k: len(dealt[k]))].append(row)
     return [torch.tensor(part) for part in dealt]
 
@@ -195,7 +197,8 @@ def _sized(
     from flwr_datasets import partitioner  # noqa: PLC0415
 
     if _first_share(plan.kind, count) * len(y) < SMALLEST:
-        most = next(c for c in range(count, 0, -1) if _first_share(plan.kind, c) * len(y) >= SMALLEST)
+        enough = takewhile(lambda c: _first_share(plan.kind, c) * len(y) >= SMALLEST, count_from(1))
+        most = sum(1 for _ in enough)
         raise DataError(
             f"partition '{plan.kind}' with {count} clients gives the first fewer than {SMALLEST} of {len(y)} "
             f"training examples: at most {most} clients"
