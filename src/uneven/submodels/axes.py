@@ -130,7 +130,7 @@ def unify(a: Axis, b: Axis) -> None:
         return
     if a.size != b.size:
         raise ValueError(f"axes of {a.size} and {b.size} entries cannot be the same")
-    if a.kind == ATOM or b.kind == ATOM:
+    if ATOM in (a.kind, b.kind):
         atom, other = (a, b) if a.kind == ATOM else (b, a)
         if atom.reason is not None:
             freeze(other, atom.reason)
@@ -200,6 +200,8 @@ def _equal_blocks(total: Axis, count: int) -> list[Axis] | None:
 def _cut(axis: Axis, size: int) -> tuple[Axis, Axis] | None:
     """The first ``size`` entries of a term and the rest."""
     axis = axis.root()
+    if axis.kind == SUM:  # a term that was cut since it was listed
+        return _cut_sum(axis, size)
     if axis.kind == ATOM:
         first, rest = Axis(size), Axis(axis.size - size)
         _structure(axis, SUM, [first, rest])
@@ -214,6 +216,21 @@ def _cut(axis: Axis, size: int) -> tuple[Axis, Axis] | None:
         product([fixed(first_count), block]),
         product([fixed(whole - first_count), block]),
     )
+
+
+def _cut_sum(total: Axis, size: int) -> tuple[Axis, Axis] | None:
+    first, pending = [], terms(total)
+    while size:
+        term = pending.pop(0)
+        if term.size > size:
+            pieces = _cut(term, size)
+            if pieces is None:
+                return None
+            term = pieces[0]
+            pending.insert(0, pieces[1])
+        first.append(term)
+        size -= term.size
+    return concat(first), concat(pending)
 
 
 def _divide(axis: Axis, size: int) -> tuple[Axis, Axis] | None:
@@ -274,6 +291,8 @@ def regroup(axes: Sequence[Axis], sizes: Sequence[int]) -> list[Axis]:
             taken.append(lead)
             room //= lead.size
         out.append(product(taken))
+    if any(f.size != 1 for f in pending):  # entries left over: not a reshape at all
+        return _give_up(axes, sizes)
     return out
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from uneven.submodels.axes import Axis, count, indices
 from uneven.submodels.groups import Group, Structure, analyse
-from uneven.submodels.rules import is_norm, operator_name
+from uneven.submodels.rules import arguments, is_norm, operator_name
 from uneven.submodels.trace import State, trace
 
 Select = slice | Tensor | None  # what one axis keeps: a run of entries, a set of them, or all
@@ -59,8 +59,8 @@ class Supernet:
 
     @cached_property
     def running(self) -> tuple[tuple[str, str], ...]:
-        norms = (n for n in self._traced.evaluation.nodes if operator_name(n) == "batch_norm")
-        pairs = ((n.args[3], n.args[4]) for n in norms)
+        norms = (arguments(n) for n in self._traced.evaluation.nodes if operator_name(n) == "batch_norm")
+        pairs = ((norm["running_mean"], norm["running_var"]) for norm in norms)
         return tuple((str(m.target), str(v.target)) for m, v in pairs if isinstance(m, fx.Node))
 
     @cached_property
@@ -69,8 +69,17 @@ class Supernet:
         return sum(self.initial[name].numel() for name in self.parameters)
 
     def submodel(self, keep: Mapping[int, Tensor]) -> ChannelSubmodel:
-        """The submodel that keeps ``keep[i]``, a ``(k,)`` int64 tensor, of group i; all of a group not named."""
-        return ChannelSubmodel(self, dict(keep))
+        """The submodel that keeps the set ``keep[i]``, ``(k,)`` int64, of group i; all of a group not named.
+
+        Raises:
+            ValueError: no channel is kept, one is kept twice, or there is no such channel or group.
+        """
+        chosen = {index: kept.sort().values for index, kept in keep.items()}
+        for index, kept in chosen.items():
+            size = self.groups[index].size
+            if not len(kept) or kept[0] < 0 or kept[-1] >= size or (kept[1:] == kept[:-1]).any():
+                raise ValueError(f"group {index} keeps {kept.tolist()}: must be distinct channels of 0..{size - 1}")
+        return ChannelSubmodel(self, chosen)
 
     def channels(self, width: float) -> dict[int, int]:
         """k = ceil(r * C) channels of each group of C, at least 1; rounding noise in r * C does not count."""
@@ -96,9 +105,7 @@ class Supernet:
 
     def _build(self, submodel: ChannelSubmodel, scaler: bool) -> Network:
         tensors = submodel.gather(self.initial)
-        held = {
-            n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()
-        }
+        held = {n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()}
         root = _module_tree({**held, **self._traced.constants})
         training = self._rewrite(self._traced.training, submodel.kept, scaler)
         evaluation = self._rewrite(self._traced.evaluation, submodel.kept)
@@ -233,8 +240,7 @@ def _observing(evaluation: fx.GraphModule) -> fx.GraphModule:
     graph.output(graph.graph_copy(evaluation.graph, {}))
     for node in graph.nodes:
         if operator_name(node) == "batch_norm":
-            node.update_arg(5, True)
-            node.update_arg(6, 1.0)
+            _rewrite_arguments(node, None, {"training": True, "momentum": 1.0}, {})
     return fx.GraphModule(evaluation, graph)
 
 
@@ -242,8 +248,7 @@ def _observing(evaluation: fx.GraphModule) -> fx.GraphModule:
 class ChannelSubmodel:
     """Which coordinates one client holds in one round: the kept channels of every group.
 
-    ``keep``: group index -> ``(k,)`` int64, the channels kept, in the order in which the small network has
-    them; a group that is not named is kept whole.
+    ``keep``: group index -> ``(k,)`` int64, the channels kept, ascending; a group not named is kept whole.
     """
 
     supernet: Supernet
@@ -263,9 +268,7 @@ class ChannelSubmodel:
     def size(self) -> int:
         """k_n, the number of parameters held."""
         tensors = ((name, self.supernet.initial[name]) for name in self.supernet.parameters)
-        return sum(
-            math.prod(map(_length, self._selects[name], tensor.shape)) for name, tensor in tensors
-        )
+        return sum(math.prod(map(_length, self._selects[name], tensor.shape)) for name, tensor in tensors)
 
     @property
     def macs(self) -> int:
@@ -291,8 +294,7 @@ class ChannelSubmodel:
     def _selects(self) -> dict[str, list[Select]]:
         atoms = {g.atom: self.keep[g.index] for g in self.supernet.groups if g.index in self.keep}
         return {
-            name: [_as_select(axis, atoms) for axis in axes]
-            for name, axes in self.supernet.structure.axes.items()
+            name: [_as_select(axis, atoms) for axis in axes] for name, axes in self.supernet.structure.axes.items()
         }
 
     def gather(self, state: Mapping[str, Tensor]) -> State:
@@ -342,4 +344,3 @@ def _entries(select: Select, full: int) -> Tensor:
     if isinstance(select, Tensor):
         return select
     return torch.arange(full) if select is None else torch.arange(select.start, select.stop)
-

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
@@ -63,10 +63,18 @@ def analyse(traced: Traced) -> Structure:
     walks = [_Walk(axes, traced.constants) for _ in range(2)]
     for walk, graph in zip(walks, (traced.training, traced.evaluation), strict=True):
         walk.run(graph)
+    _keep_unused(axes, (traced.training, traced.evaluation))
     _refuse_unknown([pair for walk in walks for pair in walk.unknown])
     groups = _groups({name: axes[name] for name in traced.parameters})
     kept = tuple(_kept({name: axes[name] for name in traced.parameters}))
     return Structure(axes, groups, kept, walks[0].calls | walks[1].calls, walks[1].output)
+
+
+def _keep_unused(axes: dict[str, Axes], graphs: tuple[fx.Graph, fx.Graph]) -> None:
+    used = {node.target for graph in graphs for node in graph.nodes if node.op == "get_attr" and node.users}
+    for name in axes.keys() - used:
+        for axis in axes[name]:
+            freeze(axis, "the model does not use it")
 
 
 class _Walk:
@@ -78,8 +86,10 @@ class _Walk:
         self.calls: dict[fx.Node, Outcome] = {}
         self.unknown: list[tuple[fx.Node, list[Axis]]] = []
         self.output: Axes = []
+        self.tail: set[fx.Node] = set()
 
     def run(self, graph: fx.Graph) -> None:
+        self.tail = _tail(graph, self.state)
         visit = {
             "placeholder": self._placeholder,
             "get_attr": self._get_attr,
@@ -115,6 +125,7 @@ class _Walk:
                 f"operator {operator_name(node)} is used in a way that its rule cannot read "
                 f"({error})\n  at {line_of(node)}"
             ) from error
+        _check_sizes(node, outcome)
         self.calls[node], self.env[node] = outcome, outcome.outputs
 
     def _unknown(self, node: fx.Node) -> None:
@@ -124,13 +135,39 @@ class _Walk:
             return  # a size, or a check on one: no axes come of it
         inputs = [axis for n in node.all_input_nodes for axis in self.env.get(n) or []]
         self.unknown.append((node, [axis for axis in inputs if isinstance(axis, Axis)]))
-        fresh = [_fresh(result, operator_name(node)) for result in results]
+        if node in self.tail:
+            for axis in self.unknown[-1][1]:
+                freeze(axis, f"{operator_name(node)} makes the model's output of it")
+        fresh = [_fresh(r, operator_name(node)) if isinstance(r, Tensor) else [] for r in results]
         self.env[node] = fresh[0] if isinstance(value, Tensor) else fresh
 
     def _output(self, node: fx.Node) -> None:
         (self.output,) = (self.env[result] for result in node.all_input_nodes)
         for axis in self.output:
             freeze(axis, "the model's output")
+
+
+def _tail(graph: fx.Graph, state: dict[str, Axes]) -> set[fx.Node]:
+    """The calls with no weights after them: what they read is the model's output in all but name."""
+    weights = (node for node in graph.nodes if node.op == "get_attr" and node.target in state)
+    weighted = {user for node in weights for user in node.users}
+    tail: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if all(user in tail and user not in weighted for user in node.users):
+            tail.add(node)
+    return tail
+
+
+def _check_sizes(node: fx.Node, outcome: Outcome) -> None:
+    """A rule that misreads a call is found out by the sizes of its result."""
+    value, outputs = node.meta["val"], cast(Any, outcome.outputs)
+    results = [(outputs, value)] if isinstance(value, Tensor) else list(zip(outputs, value, strict=True))
+    for axes, result in results:
+        if [axis.size for axis in axes] != shape_of(result):
+            raise ModelError(
+                f"operator {operator_name(node)} is used in a way that its rule cannot read: it gives "
+                f"({', '.join(map(str, axes))}) and not {tuple(shape_of(result))}\n  at {line_of(node)}"
+            )
 
 
 def _fresh(result: Tensor, source: str) -> Axes:
@@ -160,8 +197,7 @@ def _groups(parameters: dict[str, Axes]) -> tuple[Group, ...]:
                 if atom.reason is None:
                     members.setdefault(atom, []).append((name, dim))
     return tuple(
-        Group(i, _writer(found), atom.size, tuple(found), atom)
-        for i, (atom, found) in enumerate(members.items())
+        Group(i, _writer(found), atom.size, tuple(found), atom) for i, (atom, found) in enumerate(members.items())
     )
 
 

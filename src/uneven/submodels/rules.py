@@ -43,12 +43,7 @@ class Call:
 
     def __init__(self, node: fx.Node, env: Mapping[fx.Node, Any]) -> None:
         self.node, self._env = node, env
-        schema = node.target._schema  # type: ignore[union-attr]
-        given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
-        self.args: dict[str, Any] = {
-            a.name: given.get(a.name, a.default_value if a.has_default_value() else None)
-            for a in schema.arguments
-        }
+        self.args = arguments(node)
 
     def axes(self, name: str) -> Axes:
         """The axes of a tensor argument; none for a number or a missing tensor."""
@@ -64,6 +59,14 @@ class Call:
         return shape_of(self.node.meta["val"])
 
 
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an operator call by name, however they were passed."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | node.kwargs
+    defaults = {a.name: a.default_value if a.has_default_value() else None for a in schema.arguments}
+    return defaults | given
+
+
 Rule = Callable[[Call], Outcome]
 RULES: dict[str, Rule] = {}
 
@@ -72,7 +75,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     """Register a rule for ATen operators; a name covers its in-place form too."""
 
     def register(function: Rule) -> Rule:
-        RULES.update({name: function for name in names} | {f"{name}_": function for name in names})
+        RULES.update(dict.fromkeys((*names, *(f"{name}_" for name in names)), function))
         return function
 
     return register
@@ -93,15 +96,18 @@ def _tie(axes: Axes, axis: Axis) -> None:
 def convolution(call: Call) -> Outcome:
     """Grouped: input = G * a, weight = (G * b, a, *kernel), output = G * b. G drops only in a depthwise one."""
     x, w, groups = call.axes("input"), call.axes("weight"), call.args["groups"]
+    channel = len(x) - len(w) + 1  # 0 where the input has no batch axis
     lead = Axis(groups)
-    unify(x[1], product([lead, w[1]]))
+    unify(x[channel], product([lead, w[1]]))
     unify(w[0], product([lead, Axis(w[0].size // groups)]))
     if w[1].size > 1:
         freeze(lead, "groups of a convolution")
     for axis in w[2:]:
         freeze(axis, "a kernel's positions")
+    for axis in x[channel + 1 :]:
+        freeze(axis, SPATIAL)
     _tie(call.axes("bias"), w[0])
-    out = [x[0], w[0], *(fixed(size, SPATIAL) for size in call.sizes[2:])]
+    out = [*x[:channel], w[0], *(fixed(size, SPATIAL) for size in call.sizes[channel + 1 :])]
     return Outcome(
         out,
         resize=lambda sizes: {"groups": count(lead, sizes)} if groups > 1 else {},
@@ -144,24 +150,35 @@ def layer_norm(call: Call) -> Outcome:
     for name in ("weight", "bias"):
         for own, axis in zip(call.axes(name), normalised, strict=False):
             unify(own, axis)
-    return Outcome(
-        list(x), resize=lambda sizes: {"normalized_shape": [count(axis, sizes) for axis in normalised]}
-    )
+    return Outcome(list(x), resize=lambda sizes: {"normalized_shape": [count(axis, sizes) for axis in normalised]})
 
 
 @rule(
-    *("relu", "relu6", "leaky_relu", "elu", "gelu", "silu", "mish", "sigmoid", "tanh", "softplus", "hardtanh"),
+    *(
+        "relu",
+        "relu6",
+        "leaky_relu",
+        "elu",
+        "gelu",
+        "silu",
+        "mish",
+        "sigmoid",
+        "tanh",
+        "softplus",
+        "hardtanh",
+    ),
     *("hardswish", "hardsigmoid", "abs", "neg", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "erf", "square"),
-    *("dropout", "feature_dropout", "clamp", "contiguous", "clone", "detach", "to", "alias"),
+    *("dropout", "feature_dropout", "contiguous", "clone", "detach", "to", "alias"),
+    *("softmax", "log_softmax"),  # over the channels that are kept, as a norm
 )
 def pointwise(call: Call) -> Outcome:
     return Outcome(list(call.axes("self") or call.axes("input")))
 
 
-@rule("add", "sub", "mul", "div", "pow", "maximum", "minimum")
+@rule("add", "sub", "rsub", "mul", "div", "pow", "maximum", "minimum", "clamp", "clamp_min", "clamp_max")
 def broadcast(call: Call) -> Outcome:
     """Axes aligned from the right are the same, but for those of one entry, which stretch."""
-    operands = [axes for name in ("self", "other", "exponent") if (axes := call.axes(name))]
+    operands = [axes for name in ("self", "other", "exponent", "min", "max") if (axes := call.axes(name))]
     out = [fixed(1)] * max(map(len, operands), default=0)
     for axes in operands:
         for i in range(1, len(axes) + 1):
@@ -191,11 +208,9 @@ def _resized_shape(call: Call, out: Axes, sizes: Sizes) -> dict[str, Any]:
 
 
 def _resized(old: Any, axis: Axis, sizes: Sizes) -> Any:
-    if axis.frozen or old == -1:
-        return old
-    if any(atom.dynamic for atom in axis.atoms()):
-        return -1  # a batch size times channels: computed in the graph, from the full model's channels
-    return count(axis, sizes)
+    if not any(atom.dynamic for atom in axis.atoms()):
+        return count(axis, sizes)  # also where it was -1: a batch size times channels may need the only -1
+    return old if axis.frozen else -1  # the graph computes such a size from the full model's channels
 
 
 @rule("transpose", "swapaxes")
@@ -204,6 +219,25 @@ def transpose(call: Call) -> Outcome:
     i, j = (call.args[name] for name in (("dim0", "dim1") if "dim0" in call.args else ("axis0", "axis1")))
     x[i], x[j] = x[j], x[i]
     return Outcome(x)
+
+
+@rule("prelu")
+def prelu(call: Call) -> Outcome:
+    x = call.axes("self")
+    if call.axes("weight")[0].size > 1:
+        unify(call.axes("weight")[0], x[1])
+    return Outcome(list(x))
+
+
+@rule("expand")
+def expand(call: Call) -> Outcome:
+    """Axes of one entry stretch, to the size that they are given; the others stay as they are (-1)."""
+    x, new = call.axes("self"), len(call.sizes) - len(call.axes("self"))
+    out, given = [fixed(size, "it repeats one entry") for size in call.sizes], list(call.args["size"])
+    for i, axis in enumerate(x, start=new):
+        if axis.size != 1 or axis.dynamic:
+            out[i], given[i] = axis, -1
+    return Outcome(out, resize=lambda _: {"size": given})
 
 
 @rule("permute")
@@ -221,9 +255,15 @@ def unsqueeze(call: Call) -> Outcome:
 
 @rule("squeeze")
 def squeeze(call: Call) -> Outcome:
+    """The small network is told which axes go: a width of one channel must not make its axis one of them."""
     x, dims = call.axes("self"), call.args.get("dim")
     chosen = range(len(x)) if dims is None else [d % len(x) for d in _as_list(dims)]
-    return Outcome([axis for i, axis in enumerate(x) if axis.size != 1 or axis.dynamic or i not in chosen])
+    gone = [i for i in chosen if x[i].size == 1 and not x[i].dynamic]
+    return Outcome(
+        [axis for i, axis in enumerate(x) if i not in gone],
+        resize=lambda _: {"self": call.args["self"], "dim": gone},
+        target=torch.ops.aten.squeeze.dims,
+    )
 
 
 @rule("cat", "concat")
@@ -255,17 +295,22 @@ def split(call: Call) -> Outcome:
 
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
-@rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d")
+@rule(*(f"adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)))
+@rule(*(f"max_pool{n}d_with_indices" for n in (1, 2, 3)))
 def pool(call: Call) -> Outcome:
-    x = call.axes("self")
-    spatial = len(x) - 2
-    return Outcome([*x[:2], *(fixed(size, SPATIAL) for size in call.sizes[-spatial:])])
+    x, value = call.axes("self"), call.node.meta["val"]
+    spatial = int(operator_name(call.node).partition("pool")[2][0])  # 1 in adaptive_avg_pool1d
+    for axis in x[-spatial:]:
+        freeze(axis, SPATIAL)
+    sizes = shape_of(value if isinstance(value, torch.Tensor) else value[0])
+    out = [*x[:-spatial], *(fixed(size, SPATIAL) for size in sizes[-spatial:])]
+    return Outcome(out if isinstance(value, torch.Tensor) else [out, out])  # with indices: two results
 
 
 @rule("mean", "sum", "amax", "amin", "var", "std")
 def reduce(call: Call) -> Outcome:
     x, dims = call.axes("self"), call.args.get("dim")
-    gone = range(len(x)) if dims is None else [d % len(x) for d in _as_list(dims)]
+    gone = range(len(x)) if dims is None or dims == [] else [d % len(x) for d in _as_list(dims)]
     kept = [fixed(1) if i in gone else axis for i, axis in enumerate(x)]
     return Outcome([axis for i, axis in enumerate(kept) if call.args.get("keepdim") or i not in gone])
 
@@ -286,6 +331,6 @@ def is_norm(node: fx.Node) -> bool:
 def operator_name(node: fx.Node) -> str:
     """``conv2d`` for ATen's operators, ``library::name`` for all others."""
     packet = getattr(node.target, "overloadpacket", None)
-    name = getattr(packet, "_qualified_op_name", None) or getattr(node.target, "__name__", str(node.target))
-    return str(name).removeprefix("aten::")
-
+    if packet is None:  # a Python function on sizes: operator.mul is not aten::mul
+        return f"python::{getattr(node.target, '__name__', node.target)}"
+    return str(packet._qualified_op_name).removeprefix("aten::")

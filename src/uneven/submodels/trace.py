@@ -7,9 +7,11 @@ runs afterwards; dropout and norms behave as the module's own.
 from __future__ import annotations
 
 import copy
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, fx, nn
@@ -51,15 +53,18 @@ def trace(model: nn.Module, example: Tensor) -> Traced:
     state = training.state_dict
     parameters = {n: state[n].detach().clone() for n, p in model.named_parameters() if n in state}
     buffers = {n: state[n].detach().clone() for n, _ in model.named_buffers() if n in state}
+    modes = {"of_training": training, "of_evaluation": evaluation}
     constants = {
-        n: c
-        for exported in (training, evaluation)
+        f"{mode}.{n}": c
+        for mode, exported in modes.items()
         for n, c in exported.constants.items()
         if isinstance(c, Tensor)
     }
-    return Traced(
-        _plain_graph(training, canonical), _plain_graph(evaluation, canonical), parameters, buffers, constants
-    )
+    graphs = {
+        mode: _plain_graph(exported, canonical | {n: f"{mode}.{n}" for n in exported.constants})
+        for mode, exported in modes.items()
+    }
+    return Traced(graphs["of_training"], graphs["of_evaluation"], parameters, buffers, constants)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -86,15 +91,21 @@ def _export(model: nn.Module, batch: Tensor) -> torch.export.ExportedProgram:
 
 
 def _places(error: BaseException) -> Iterator[str]:
-    """The innermost line of the user's code in an error's traceback."""
+    """The innermost line of the user's code in an error's traceback, which starts here."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_users(f.filename)]
     if frames:
         yield f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
 
 
+_TORCH = Path(torch.__file__).parent
+_PYTHON = Path(sysconfig.get_path("stdlib"))
+
+
 def is_users(filename: str) -> bool:
-    """Whether a source file is neither PyTorch's nor part of this module's machinery."""
-    return "/torch/" not in filename.replace("\\", "/") and filename != __file__
+    """Whether a source file is neither PyTorch's, nor Python's, nor this one."""
+    path = Path(filename)
+    pythons = path.is_relative_to(_PYTHON) and "site-packages" not in path.parts
+    return not pythons and not path.is_relative_to(_TORCH) and filename != __file__
 
 
 def line_of(node: fx.Node) -> str:
@@ -111,6 +122,10 @@ def line_of(node: fx.Node) -> str:
 
 def _plain_graph(exported: torch.export.ExportedProgram, canonical: dict[str, str]) -> fx.Graph:
     """The exported graph as a function of tensors: no guards, no pytrees, tied tensors under one name."""
+    outputs = exported.call_spec.out_spec
+    if outputs is None or not outputs.is_leaf():
+        kind = outputs.type.__name__ if outputs is not None and outputs.type is not None else "nothing"
+        raise ModelError(f"a model must return one tensor of logits, not a {kind}")
     source = exported.module().graph
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
@@ -119,8 +134,8 @@ def _plain_graph(exported: torch.export.ExportedProgram, canonical: dict[str, st
             continue
         if node.op == "output":
             (results,) = node.args
-            if len(results) != 1 or not isinstance(results[0], fx.Node):
-                raise ModelError(f"a model must return one tensor of logits, not {len(results)} results")
+            if not isinstance(results[0], fx.Node):
+                raise ModelError(f"a model must return one tensor of logits, not {results[0]!r}")
             graph.output(copies[results[0]])
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
