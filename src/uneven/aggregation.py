@@ -19,6 +19,7 @@ from torch import Tensor
 from uneven.options import Options
 from uneven.submodels import State, Submodel
 
+
 class ServerOptions(Options):
     """The ``[server]`` section of a spec: what becomes of the clients' average."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -52,10 +52,8 @@ class Evaluation:
         return {"mean": sum(lowest) / len(lowest), "worst": lowest[0], "tail": sum(tail) / len(tail)}
 
 
-def evaluate(
-    method: Method, federation: Federation, cards: Sequence[ClientCard], t: int, tick: Callable[[], None]
-) -> Evaluation:
-    """Evaluate the method's state after round t. ``tick`` is called now and then."""
+def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard], t: int) -> Evaluation:
+    """Evaluate the method's state after round t."""
     widths = sorted({card.width for card in cards} | {1.0}, reverse=True)
     by_width: dict[float, Score] = {}
     local: dict[int, float] = {}
@@ -64,7 +62,6 @@ def evaluate(
         by_width[width] = _score(network, federation.test)
         mine = [federation.clients[card.id] for card in cards if card.width == width]
         local |= _local(network, mine)
-        tick()
     return Evaluation(by_width[1.0], by_width, tuple(local[card.id] for card in cards))
 
 
@@ -89,7 +86,7 @@ def recalibrate(network: Network, running: Sequence[tuple[str, str]], data: Sequ
     first = {name: torch.zeros_like(network.tensors[name]) for pair in running for name in pair}
     total = 0
     for examples in data:
-        for index in torch.arange(len(examples)).split(BATCH):
+        for index in torch.arange(len(examples)).split(BATCH):  # type: ignore[no-untyped-call]
             network.observe(examples.batch(index)[0])
             total += len(index)
             for mean_name, var_name in running:
@@ -106,7 +103,7 @@ def recalibrate(network: Network, running: Sequence[tuple[str, str]], data: Sequ
 def _predict(network: Network, data: Examples) -> tuple[Tensor, Tensor]:
     """For each example: whether it is classified right, and its cross-entropy."""
     right, loss = [], []
-    for index in torch.arange(len(data)).split(BATCH):
+    for index in torch.arange(len(data)).split(BATCH):  # type: ignore[no-untyped-call]
         x, y = data.batch(index)
         logits = network(x)
         right.append(logits.argmax(dim=1) == y)
@@ -126,5 +123,5 @@ def _local(network: Network, clients: Sequence[ClientData]) -> dict[int, float]:
     tests = [client.test for client in clients]
     pooled = Examples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
     right, _ = _predict(network, pooled)
-    parts = right.double().split([len(test) for test in tests])
+    parts = right.double().split([len(test) for test in tests])  # type: ignore[no-untyped-call]
     return {client.id: part.mean().item() for client, part in zip(clients, parts, strict=True)}

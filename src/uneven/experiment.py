@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -53,9 +52,7 @@ class Experiment:
         self.supernet = Supernet(model, self.federation.test.batch(torch.tensor([0]))[0][0])
         context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server)
         self.method: Method = spec.method_class(context, spec.method_options)
-        half = self.method.Client(
-            self.supernet, spec.training, self.method.options, spec.rounds, spec.seed
-        )
+        half = self.method.Client(self.supernet, spec.training, self.method.options, spec.rounds, spec.seed)
         self.engine: Engine = SerialEngine(half, self.federation)
         self.cohort_size(self.method.eligible())
 
@@ -86,7 +83,7 @@ class Experiment:
         order = torch.randperm(len(eligible), generator=generator(self.spec.seed, "cohort", t))
         return [eligible[i] for i in order[: self.cohort_size(eligible)].tolist()]
 
-    def round(self, t: int, tick: Callable[[], None] = lambda: None) -> Round:
+    def round(self, t: int) -> Round:
         """Plan, train, merge, adjust.
 
         Raises:
@@ -95,16 +92,14 @@ class Experiment:
         start = time.perf_counter()
         assignments = self.method.plan(t, self.cohort(t))
         log = Round(t, [a.client for a in assignments], [], [], [], [], 0, 0.0)
-        self.method.merge(t, self._accepted(assignments, log, tick))
+        self.method.merge(t, self._accepted(assignments, log))
         self.method.adjust(t)
         failed = {failure.client for failure in log.failures}
         self.engine.commit(client for client in log.cohort if client not in failed)
         log.seconds = time.perf_counter() - start
         return log
 
-    def _accepted(
-        self, assignments: Sequence[Assignment], log: Round, tick: Callable[[], None]
-    ) -> Iterator[tuple[Assignment, Update]]:
+    def _accepted(self, assignments: Sequence[Assignment], log: Round) -> Iterator[tuple[Assignment, Update]]:
         """The good updates as they come; at the end, whether there were enough of them."""
         for assignment, result in self.engine.train(assignments):
             checked = inspect(assignment, result)
@@ -117,7 +112,6 @@ class Experiment:
                 log.losses.append(checked.loss)
                 log.macs += 3 * assignment.submodel.macs * checked.seen
                 yield assignment, checked
-            tick()
         self._require_quorum(log)
 
     def _require_quorum(self, log: Round) -> None:
@@ -131,9 +125,9 @@ class Experiment:
                 f"{first.client}: {first.reason}"
             )
 
-    def evaluate(self, t: int, tick: Callable[[], None] = lambda: None) -> Evaluation:
+    def evaluate(self, t: int) -> Evaluation:
         """Evaluate the state after round t."""
-        return evaluate(self.method, self.federation, self.cards, t, tick)
+        return evaluate(self.method, self.federation, self.cards, t)
 
     def is_due(self, t: int) -> bool:
         """Whether round t is followed by an evaluation."""
@@ -142,5 +136,3 @@ class Experiment:
 
 def _payload_bytes(update: Update) -> int:
     return sum(t.numel() * t.element_size() for state in update.payload.values() for t in state.values())
-
-

@@ -38,16 +38,15 @@ def find(name: str, known: Mapping[str, T], field: str, error: type[UnevenError]
     return found
 
 
-def call_with_options(
-    function: Any, positional: tuple[Any, ...], options: Mapping[str, Any], field: str, error: type[UnevenError]
-) -> Any:
-    """Call a user-chosen function with its options; an option that it does not take is an error."""
+def unknown_options(function: Any, options: Mapping[str, Any], field: str, given: int) -> list[str]:
+    """A line for each option that a user-chosen function does not take; ``given`` arguments go before them."""
     parameters = inspect.signature(function).parameters
-    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    known = list(parameters)[len(positional) :]
-    unknown = [] if takes_any else [name for name in options if name not in known]
-    if unknown:
-        name = unknown[0]
-        hint = nearest(name, known) if known else "it takes no options"
-        raise error(f"{field}.{name} = {options[name]!r}: not an option of {function.__name__}; {hint}")
-    return function(*positional, **options)
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return []
+    known = list(parameters)[given:]
+    return [
+        f"{field}.{name} = {value!r}: no such option; "
+        + (nearest(name, known) if known else f"{function.__name__} takes none")
+        for name, value in options.items()
+        if name not in known
+    ]

@@ -9,19 +9,21 @@ from __future__ import annotations
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from uneven.aggregation import ServerOptions
 from uneven.allocation import Capacities
 from uneven.data import DataOptions
-from uneven.errors import MethodError, SpecError, nearest
+from uneven.errors import MethodError, ModelError, SpecError, nearest
 from uneven.evaluation import EvaluationOptions
+from uneven.lookup import unknown_options
 from uneven.methods import Method, method_class
+from uneven.models import find_model
 from uneven.options import Options
 from uneven.training import TrainingOptions
 
@@ -40,23 +42,32 @@ class Named(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _name_alone(cls, given: Any) -> Any:
+        return given if isinstance(given, Mapping | BaseModel) else {"name": given}
+
+    @field_serializer("name", check_fields=False)
+    def _dotted(self, name: Any) -> str:
+        return name if isinstance(name, str) else f"{name.__module__}:{name.__qualname__}"
+
     @property
     def options(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
 
 class ModelSection(Named):
-    """The ``[model]`` section; other keys are the model's own options."""
+    """The ``[model]`` section; other keys are the model's own options. A name alone will do."""
 
-    name: str = "cnn"
-    """A model of uneven, or ``package.module:function``."""
+    name: str | Callable[..., Any] = "cnn"
+    """A model of uneven, or ``package.module:function``; in Python the function itself."""
 
 
 class MethodSection(Named):
-    """The ``[method]`` section; other keys are the method's own options."""
+    """The ``[method]`` section; other keys are the method's own options. A name alone will do."""
 
-    name: str = "heterofl"
-    """A method of uneven, or ``package.module:Class``."""
+    name: str | type[Any] = "heterofl"
+    """A method of uneven, or ``package.module:Class``; in Python the class itself."""
 
 
 class EngineOptions(Options):
@@ -104,34 +115,35 @@ class Spec(Options):
     def method_options(self) -> Any:
         return self.method_class.Options(**self.method.options)
 
-    def to_toml(self, extra: Mapping[str, Any]) -> str:
-        """The spec as TOML, defaults filled in, with tables of facts (``extra``) at the end."""
-        table = _without_none(self.model_dump(mode="json"))
-        table["method"] |= _without_none(self.method_options.model_dump(mode="json"))
-        return tomli_w.dumps(table | extra)
+    def to_toml(self, resolved: Mapping[str, Any]) -> str:
+        """The spec as TOML with defaults filled in, and what a run has resolved laid over it."""
+        return tomli_w.dumps(_without_none(_merge(self.model_dump(mode="json"), resolved)))
 
 
-def load(path: Path, overrides: Sequence[str] = (), profile: str | None = None) -> Spec:
-    """Read a spec file, apply a profile and then overrides, each ``a.b=value`` with a TOML value.
+def load(path: Path, over: Sequence[Mapping[str, Any]] = (), profile: str | None = None) -> Spec:
+    """Read a spec file, lay a profile and then other tables over it.
 
     Raises:
         SpecError: everything that is wrong, at once.
     """
+    return parse({"name": path.stem, **read(path)}, over, profile)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, unchecked."""
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError([f"cannot read the spec {path}: {error.strerror}"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError([f"{path} is not TOML: {error}"]) from error
-    return parse({"name": path.stem, **table}, overrides, profile)
 
 
-def parse(table: Mapping[str, Any], overrides: Sequence[str] = (), profile: str | None = None) -> Spec:
+def parse(table: Mapping[str, Any], over: Sequence[Mapping[str, Any]] = (), profile: str | None = None) -> Spec:
     """A checked spec from nested tables; see `load`."""
     merged = {k: v for k, v in table.items() if k != "profile"}
-    merged = _merge(merged, _profile(table.get("profile", {}), profile))
-    for override in overrides:
-        merged = _merge(merged, _override(override))
+    for layer in (_profile(table.get("profile", {}), profile), *over):
+        merged = _merge(merged, layer)
     return _validated(merged)
 
 
@@ -146,8 +158,8 @@ def _profile(profiles: Any, name: str | None) -> Mapping[str, Any]:
     return chosen
 
 
-def _override(text: str) -> dict[str, Any]:
-    """``a.b=value`` as nested tables; a value that is not TOML is a string."""
+def setting(text: str) -> dict[str, Any]:
+    """``a.b=value`` (the command line's ``--set``) as nested tables; a value that is not TOML is a string."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SpecError([f"--set {text!r}: must be of the form a.b=value"])
@@ -182,8 +194,8 @@ def _validated(table: dict[str, Any]) -> Spec:
     try:
         spec = Spec.model_validate(table)
     except ValidationError as error:
-        problems += [_describe(Spec, problem, "") for problem in error.errors()]
-    problems += _method_problems(table.get("method", {}))
+        problems += _lines(Spec, error, "")
+    problems += [*_method_problems(table.get("method", {})), *_model_problems(table.get("model", {}))]
     if problems or spec is None:
         raise SpecError(problems)
     return spec
@@ -191,16 +203,42 @@ def _validated(table: dict[str, Any]) -> Spec:
 
 def _method_problems(section: Any) -> Iterator[str]:
     """Problems in the method's own options, found even where other sections have theirs."""
-    if not isinstance(section, Mapping) or not isinstance(section.get("name", ""), str):
-        return
+    name, given = _name_and_options(section, MethodSection().name)
+    if not isinstance(name, str | type):
+        return  # a problem of the section itself
     try:
-        options = method_class(section.get("name", MethodSection().name)).Options
-        options.model_validate({k: v for k, v in section.items() if k != "name"})
+        options = method_class(name).Options
+        options.model_validate(given)
     except MethodError as error:
         yield str(error)
     except ValidationError as error:
-        for problem in error.errors():
-            yield _describe(options, problem, "method.")
+        yield from _lines(options, error, "method.")
+
+
+def _model_problems(section: Any) -> Iterator[str]:
+    name, given = _name_and_options(section, ModelSection().name)
+    if not isinstance(name, str) and not callable(name):
+        return
+    try:
+        yield from unknown_options(find_model(name), given, "model", given=1)
+    except ModelError as error:
+        yield str(error)
+
+
+def _name_and_options(section: Any, default: Any) -> tuple[Any, dict[str, Any]]:
+    given = dict(section) if isinstance(section, Mapping) else {"name": section}
+    return given.pop("name", default), given
+
+
+def _lines(root: type[BaseModel], error: ValidationError, prefix: str) -> list[str]:
+    """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
+    problems = {tuple(problem["loc"]): problem for problem in error.errors()}
+    inner = [loc for loc in problems if not any(other[: len(loc)] == loc for other in problems if other != loc)]
+    lines: dict[str, str] = {}
+    for loc in inner:
+        line = _describe(root, problems[loc], prefix)
+        lines.setdefault(line.partition(":")[0], line)
+    return list(lines.values())
 
 
 def _describe(root: type[BaseModel], problem: Any, prefix: str) -> str:
@@ -220,8 +258,12 @@ def _is_tag(root: type[BaseModel], loc: Sequence[Any], part: Any) -> bool:
     """Whether a part of an error's place is a union's branch and not a key of the spec."""
     before = list(loc[: list(loc).index(part)])
     keys = _keys_at(root, [p for p in before if isinstance(p, str)])
-    return bool(before) and part not in keys and any(
-        part == tag for tag in ("int", "float", "constrained-int", "constrained-float", *_tags(root, before))
+    return (
+        bool(before)
+        and part not in keys
+        and any(
+            part == tag for tag in ("int", "float", "constrained-int", "constrained-float", *_tags(root, before))
+        )
     )
 
 

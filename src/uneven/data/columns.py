@@ -22,16 +22,13 @@ def find(key: str, wanted: str | None, usual: Sequence[str], schema: pa.Schema, 
     """The column's name: the one wanted, or else the first of the usual ones that is there."""
     if wanted is not None:
         if wanted not in schema.names:
-            raise DataError(
-                f"data.{key} = '{wanted}': no such column in {where}; {nearest(wanted, schema.names)}"
-            )
+            raise DataError(f"data.{key} = '{wanted}': no such column in {where}; {nearest(wanted, schema.names)}")
         return wanted
     for name in usual:
         if name in schema.names:
             return name
     raise DataError(
-        f"{where} has none of the columns {', '.join(usual)}: "
-        f"set data.{key} to one of {', '.join(schema.names)}"
+        f"{where} has none of the columns {', '.join(usual)}: set data.{key} to one of {', '.join(schema.names)}"
     )
 
 
@@ -122,9 +119,7 @@ def _files(column: pa.ChunkedArray, what: str) -> list[bytes] | None:
             raise DataError(f"{what} is a struct without the field 'bytes'")
         column = pc.struct_field(column, "bytes")
         if column.null_count:
-            raise DataError(
-                f"{what} holds {column.null_count} images by path only: the files' bytes are needed"
-            )
+            raise DataError(f"{what} holds {column.null_count} images by path only: the files' bytes are needed")
     if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         return None
     return list(column.to_pylist())

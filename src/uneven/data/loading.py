@@ -93,9 +93,7 @@ def _clients(
     for k, (part, name) in enumerate(zip(parts, names, strict=True)):
         middle, end = start + _held(len(part), test_share), start + len(part)
         attributes = {column: float(rows.numbers[column][start]) for column in constant}
-        clients.append(
-            ClientData(k, name, rows.examples[middle:end], rows.examples[start:middle], attributes)
-        )
+        clients.append(ClientData(k, name, rows.examples[middle:end], rows.examples[start:middle], attributes))
         start = end
     return tuple(clients)
 

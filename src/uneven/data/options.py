@@ -1,15 +1,13 @@
 """The ``[data]`` section of a spec: which data, and how the clients share it."""
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
+from pydantic import ConfigDict, Field, field_serializer, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from uneven.data.rows import InMemory
-
-
-class Options(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+from uneven.options import Options
 
 
 class Iid(Options):
@@ -91,6 +89,8 @@ Partition = Annotated[
 class DataOptions(Options):
     """Which data, which columns of it, and how the clients share it."""
 
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
     source: str | SkipJsonSchema[InMemory] = Field(
         default="fashion-mini",
         description="An embedded set ('fashion-mini'), 'hub:OWNER/NAME', a folder with train*.parquet, or "
@@ -99,9 +99,7 @@ class DataOptions(Options):
     input: str | None = Field(
         default=None, description="Input column. Default: the first of img, image, x, text, title."
     )
-    label: str | None = Field(
-        default=None, description="Label column. Default: the first of label, fine_label."
-    )
+    label: str | None = Field(default=None, description="Label column. Default: the first of label, fine_label.")
     client: str | None = Field(
         default=None,
         description="Column of natural client ids, for partition kind 'natural'. Default: the first of user, "
@@ -139,6 +137,12 @@ class DataOptions(Options):
     @field_serializer("source")
     def _source_as_text(self, source: str | InMemory) -> str:
         return source if isinstance(source, str) else str(source)
+
+    @field_validator("partition", mode="before")
+    @classmethod
+    def _default_kind(cls, given: Any) -> Any:
+        """A table that names no kind is a Dirichlet partition, the default."""
+        return {"kind": "dirichlet", **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")
     def _client_column_is_used(self) -> Self:

@@ -76,7 +76,7 @@ def share(plan: options.Partition, y: Tensor, count: int, seed: int) -> list[Ten
 
 
 def _iid(plan: options.Iid, y: Tensor, count: int, seed: int) -> list[Tensor]:
-    from flwr_datasets.partitioner import IidPartitioner  # noqa: PLC0415 - takes a second
+    from flwr_datasets.partitioner import IidPartitioner
 
     return _run(IidPartitioner(count), y, _shuffled(y, seed), count)
 
@@ -99,7 +99,7 @@ def _dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> lis
 
 def _try_dirichlet(plan: options.Dirichlet, y: Tensor, count: int, seed: int) -> list[Tensor] | None:
     """None where no draw meets ``min_size``, or where balancing leaves a class to nobody."""
-    from flwr_datasets.partitioner import DirichletPartitioner  # noqa: PLC0415
+    from flwr_datasets.partitioner import DirichletPartitioner
 
     partitioner = DirichletPartitioner(
         count, "label", plan.alpha, plan.min_size, plan.balanced, seed=subseed(seed, "partition")
@@ -142,11 +142,9 @@ def _pathological(plan: options.Pathological, y: Tensor, count: int, seed: int) 
     )
 
 
-def _try_pathological(
-    plan: options.Pathological, y: Tensor, count: int, draw: int, seed: int
-) -> list[Tensor]:
+def _try_pathological(plan: options.Pathological, y: Tensor, count: int, draw: int, seed: int) -> list[Tensor]:
     """May leave out the classes that no client drew. As in the paper, client k surely has class k mod C."""
-    from flwr_datasets.partitioner import PathologicalPartitioner  # noqa: PLC0415
+    from flwr_datasets.partitioner import PathologicalPartitioner
 
     partitioner = PathologicalPartitioner(count, "label", plan.classes, "first-deterministic", seed=draw)
     with warnings.catch_warnings():
@@ -161,7 +159,7 @@ def _try_pathological(
 
 
 def _shards(plan: options.Shards, y: Tensor, count: int, seed: int) -> list[Tensor]:
-    from flwr_datasets.partitioner import ShardPartitioner  # noqa: PLC0415
+    from flwr_datasets.partitioner import ShardPartitioner
 
     total = count * plan.shards
     if total > len(y):
@@ -194,7 +192,7 @@ def _deal(parts: list[Tensor], rest: Tensor, y: Tensor) -> list[Tensor]:
 def _sized(
     plan: options.Linear | options.Square | options.Exponential, y: Tensor, count: int, seed: int
 ) -> list[Tensor]:
-    from flwr_datasets import partitioner  # noqa: PLC0415
+    from flwr_datasets import partitioner
 
     if _first_share(plan.kind, count) * len(y) < SMALLEST:
         enough = takewhile(lambda c: _first_share(plan.kind, c) * len(y) >= SMALLEST, count_from(1))
@@ -236,7 +234,7 @@ def _shuffled(y: Tensor, seed: int) -> Tensor:
 
 def _run(partitioner: Any, y: Tensor, rows: Tensor, count: int) -> list[Tensor]:
     """The partitioner's answer as positions in ``y``; it sees ``rows``, in their order."""
-    from datasets import Dataset  # noqa: PLC0415
+    from datasets import Dataset
 
     partitioner.dataset = Dataset.from_dict({"label": y[rows].numpy(), "row": rows.numpy()})
     return [torch.tensor(partitioner.load_partition(k)[:]["row"]) for k in range(count)]

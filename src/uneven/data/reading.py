@@ -65,9 +65,7 @@ def _examples(
     xs = [columns.inputs(table.column(names.x), names.x, shape) for table in tables]
     shapes = [list(x.shape[1:]) for x in xs]
     if shapes[0] != shapes[-1]:
-        raise DataError(
-            f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split"
-        )
+        raise DataError(f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split")
     return [Examples(x, y) for x, y in zip(xs, ys, strict=True)], classes
 
 

@@ -82,9 +82,7 @@ def check_classes(ys: Sequence[Tensor], names: tuple[str, ...] | None, column: s
     if names is None:
         return tuple(str(i) for i in range(highest + 1))
     if highest >= len(names):
-        raise DataError(
-            f"label column '{column}' holds class {highest}, but only {len(names)} classes have names"
-        )
+        raise DataError(f"label column '{column}' holds class {highest}, but only {len(names)} classes have names")
     return names
 
 

@@ -89,7 +89,7 @@ def _parquet(files: Sequence[Path]) -> pads.Dataset:
 
 
 def _from_hub(source: str) -> Parts:
-    import datasets  # noqa: PLC0415 - takes a second
+    import datasets
 
     try:
         parts = datasets.load_dataset(source.removeprefix("hub:"))

@@ -78,9 +78,7 @@ def table(description: Description) -> Table:
     for heading in ("classes", "largest") if many else description.labels:
         out.add_column(heading, justify="left" if heading == "largest" else "right", overflow="fold")
     for client in description.clients:
-        cells = (
-            _largest(client.counts, description.labels) if many else [str(n or "·") for n in client.counts]
-        )
+        cells = _largest(client.counts, description.labels) if many else [str(n or "·") for n in client.counts]
         out.add_row(client.name, str(client.train), str(client.test), *cells)
     return out
 
@@ -93,8 +91,8 @@ def _largest(counts: Sequence[int], labels: Sequence[str]) -> list[str]:
 
 def plot(federation: Federation, path: str | Path) -> None:
     """Write a picture (its kind by the suffix) of every client's training examples, stacked by class."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - takes half a second
-    from matplotlib.figure import Figure  # noqa: PLC0415
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     description = describe(federation)
     n = len(description.clients)
@@ -132,7 +130,7 @@ def _bars(axes: "Axes", description: Description) -> None:
 
 def _colours(classes: int) -> Any:
     """(classes, 4) colours: distinct ones while there are any, then a scale."""
-    from matplotlib import colormaps  # noqa: PLC0415
+    from matplotlib import colormaps
 
     if classes <= 10:
         return colormaps["tab10"](np.arange(classes))
@@ -142,9 +140,9 @@ def _colours(classes: int) -> Any:
 
 
 def _legend(axes: "Axes", labels: Sequence[str], colours: Any) -> None:
-    from matplotlib.cm import ScalarMappable  # noqa: PLC0415
-    from matplotlib.colors import BoundaryNorm, ListedColormap  # noqa: PLC0415
-    from matplotlib.patches import Patch  # noqa: PLC0415
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.patches import Patch
 
     figure = axes.get_figure()
     if len(labels) <= _COLOURS:

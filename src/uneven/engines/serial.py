@@ -26,9 +26,7 @@ class SerialEngine:
         client = assignment.client
         data = self._federation.clients[client].train
         try:
-            update, memory = self._client.train(
-                assignment.gathered(), data, self.memories.get(client, {})
-            )
+            update, memory = self._client.train(assignment.gathered(), data, self.memories.get(client, {}))
         except Exception as error:  # whatever a client does wrong is a fact about this client
             last = traceback.extract_tb(error.__traceback__)[-1]
             return Failure(client, f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})")

@@ -31,9 +31,9 @@ METHODS: dict[str, type[Method]] = {
 }
 
 
-def method_class(name: str) -> type[Method]:
-    """The class of a method: one of `METHODS`, or the user's own as ``package.module:Class``."""
-    found = find(name, METHODS, "method.name", MethodError)
+def method_class(name: str | type[Method]) -> type[Method]:
+    """The class of a method: one of `METHODS`, or the user's own as ``package.module:Class`` or itself."""
+    found = find(name, METHODS, "method.name", MethodError) if isinstance(name, str) else name
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise MethodError(f"method.name = {name!r}: must be a class that extends uneven.methods.Method")
     return found

@@ -47,10 +47,14 @@ from torch import Tensor
 
 from uneven.aggregation import OverlapAverage, ServerOptimizer, ServerOptions
 from uneven.data import Examples
-from uneven.options import Options as MethodOptions
+from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
+
+
+class MethodOptions(Options):
+    """A method's own options: typed fields, each with a description below it."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,8 @@ class Context:
     clients: Sequence[ClientCard]
     rounds: int
     seed: int
-    training: TrainingOptions = TrainingOptions()
-    server: ServerOptions = ServerOptions()
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    server: ServerOptions = field(default_factory=ServerOptions)
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,7 @@ class Client:
         """What is to be done to the gradients after each backward pass."""
         return None
 
-    def fit(
-        self, network: Network, assignment: Assignment, data: Examples, correct: Correction | None
-    ) -> Report:
+    def fit(self, network: Network, assignment: Assignment, data: Examples, correct: Correction | None) -> Report:
         """Local training, with every draw from the run's seed, the round and the client."""
         key = ("train", assignment.round, assignment.client)
         lr = self.training.lr_at(assignment.round, self.rounds)

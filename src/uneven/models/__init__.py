@@ -11,7 +11,7 @@ from torch import nn
 
 from uneven.data import Info
 from uneven.errors import ModelError
-from uneven.lookup import call_with_options, find
+from uneven.lookup import find, unknown_options
 from uneven.models.resnet import resnet18, resnet_tiny
 from uneven.models.shufflenet import shufflenet_v2_x0_5
 from uneven.models.simple import cnn, mlp
@@ -22,19 +22,32 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build(name: str, info: Info, options: Mapping[str, Any], seed: int) -> nn.Module:
+def find_model(name: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """The function of a model: one of `MODELS`, ``package.module:function``, or the function itself.
+
+    Raises:
+        ModelError: there is none of this name.
+    """
+    return find(name, MODELS, "model.name", ModelError) if isinstance(name, str) else name
+
+
+def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str, Any], seed: int) -> nn.Module:
     """Build a model, with initial weights drawn from the run's seed.
 
-    Args:
-        name: one of `MODELS`, or ``package.module:function``.
-        options: the function's own keyword arguments.
+    ``options`` are the function's own keyword arguments.
 
     Raises:
         ModelError: no such model, an option that it does not take, or it fails to build.
     """
-    function = find(name, MODELS, "model.name", ModelError)
-    with seeded(subseed(seed, "model")):
-        model = call_with_options(function, (info,), options, "model", ModelError)
+    function = find_model(name)
+    unknown = unknown_options(function, options, "model", given=1)
+    if unknown:
+        raise ModelError("\n".join(unknown))
+    try:
+        with seeded(subseed(seed, "model")):
+            model = function(info, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"model.name = {name!r}: fails to build with {dict(options)}: {error}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model.name = {name!r}: must return a torch.nn.Module, not {type(model).__name__}")
     return model

@@ -1,5 +1,6 @@
 """Residual networks for small images (He et al. 2016, arXiv 1512.03385)."""
 
+import torch
 from torch import Tensor, nn
 
 from uneven.data import Info
@@ -14,13 +15,10 @@ class BasicBlock(nn.Module):
         self.first = ConvNorm(inputs, outputs, 3, stride, norm_kind=norm, groups=groups)
         self.second = ConvNorm(outputs, outputs, 3, 1, norm_kind=norm, groups=groups)
         same = stride == 1 and inputs == outputs
-        self.skip = (
-            nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride, norm_kind=norm, groups=groups)
-        )
-        self.relu = nn.ReLU()
+        self.skip = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride, norm_kind=norm, groups=groups)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.relu(self.second(self.relu(self.first(x))) + self.skip(x))
+        return torch.relu(self.second(torch.relu(self.first(x))) + self.skip(x))
 
 
 def _resnet(info: Info, widths: list[int], blocks: int, norm: Norm, groups: int) -> nn.Module:

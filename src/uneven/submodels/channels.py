@@ -78,7 +78,9 @@ class Supernet:
         for index, kept in chosen.items():
             size = self.groups[index].size
             if not len(kept) or kept[0] < 0 or kept[-1] >= size or (kept[1:] == kept[:-1]).any():
-                raise ValueError(f"group {index} keeps {kept.tolist()}: must be distinct channels of 0..{size - 1}")
+                raise ValueError(
+                    f"group {index} keeps {kept.tolist()}: must be distinct channels of 0..{size - 1}"
+                )
         return ChannelSubmodel(self, chosen)
 
     def channels(self, width: float) -> dict[int, int]:

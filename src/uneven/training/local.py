@@ -69,9 +69,7 @@ def _optimizer(weights: list[nn.Parameter], options: TrainingOptions, lr: float)
     return torch.optim.SGD(weights, lr, options.momentum or 0.0, weight_decay=options.weight_decay)
 
 
-def _batches(
-    data: Examples, size: int, steps: int, draws: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(data: Examples, size: int, steps: int, draws: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
     """``steps`` batches: a fresh order each pass, cut into pieces of nearly equal size, at most ``size``."""
     pieces: list[Tensor] = []
     for _ in range(steps):

@@ -1,0 +1,113 @@
+"""The command ``uneven``: thin, over the Python interface."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from uneven import data, describe
+from uneven.errors import SpecError, UnevenError
+from uneven.progress import Terminal, closing_lines, result_table
+from uneven.run import resume as resume_run
+from uneven.run import start
+from uneven.spec import Spec, load, parse, setting
+from uneven.tracking import RunFolder, new_folder
+
+app = typer.Typer(
+    help="Federated learning on uneven devices and uneven data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SpecFile = Annotated[Path | None, typer.Argument(metavar="[SPEC.toml]", help="Without one: the demo.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=value", help="Change one key of the spec.")
+]
+Profile = Annotated[str | None, typer.Option(help="Lay the spec's table [profile.NAME] over it.")]
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one message and exit code 2."""
+    try:
+        app()
+    except UnevenError as error:
+        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("stopped; go on with uneven run --resume FOLDER", highlight=False)
+        sys.exit(130)
+
+
+@app.command()
+def run(
+    spec: SpecFile = None,
+    sets: Settings = None,
+    profile: Profile = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder. Default: the next free runs/<name>-<n>.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Go on with a run that was stopped.")
+    ] = None,
+) -> None:
+    """Train a federation: the spec's, or the demo's."""
+    console = Console()
+    with Terminal(console) as terminal:
+        if resume is not None:
+            if spec or sets or profile or out or overwrite:
+                raise SpecError(["--resume takes the run's own spec: give no other argument with it"])
+            folder = RunFolder(resume)
+            result = resume_run(resume, terminal)
+        else:
+            chosen = _spec(spec, sets, profile)
+            if overwrite and out is None:
+                raise SpecError(["--overwrite: has no effect without --out, the default folder is always new"])
+            folder = RunFolder(out or new_folder(Path("runs"), chosen.name))
+            result = start(chosen, folder, overwrite, terminal)
+    console.print(result_table(result))
+    for line in closing_lines(result):
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"result: {folder.path / 'result.json'}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None) -> None:
+    """All methods; or one: its paper, its rule, its options."""
+    console = Console()
+    if name is None:
+        console.print(describe.all_methods())
+    else:
+        text, options = describe.method(name)
+        console.print(text, markup=False, highlight=False)
+        console.print(options)
+
+
+@app.command("data")
+def show_data(
+    spec: SpecFile = None,
+    sets: Settings = None,
+    profile: Profile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Where to draw the plot.")] = None,
+) -> None:
+    """Show how the clients share the data: sizes, labels, a plot."""
+    from uneven.data import table  # matplotlib takes a while to import
+
+    chosen = _spec(spec, sets, profile)
+    federation = data.load(chosen.data, chosen.clients.count, chosen.seed)
+    console = Console()
+    console.print(table.table(table.describe(federation)))
+    target = plot or Path(f"{chosen.name}-data.png")
+    table.plot(federation, target)
+    console.print(f"plot: {target}", highlight=False, soft_wrap=True)
+
+
+def _spec(path: Path | None, sets: list[str] | None, profile: str | None) -> Spec:
+    over = [setting(text) for text in sets or []]
+    return parse({}, over, profile) if path is None else load(path, over, profile)

@@ -1,0 +1,134 @@
+"""What a run writes down: the line of a round, the line of a client, the result, and what was resolved."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from uneven.evaluation import Evaluation, Score
+from uneven.experiment import Experiment, Round
+from uneven.tracking import Line
+
+
+def resolved(experiment: Experiment) -> dict[str, Any]:
+    """What a run chose where the spec left it open, and the versions that it ran with."""
+    options = experiment.method.options.model_dump(mode="json")
+    return {
+        "clients": {"count": len(experiment.cards)},
+        "method": options,
+        "engine": {"name": "serial"},
+        "versions": {
+            "uneven": version("uneven"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment) -> Line:
+    """One line of ``rounds.jsonl``. Lists by client are in the order of ``cohort``; bytes are an estimate (the
+    tensors that travel, uncoded); MACs are of training, three times the forward pass for every example."""
+    line: Line = {
+        "round": log.t,
+        "loss": sum(log.losses) / len(log.losses),
+        "cohort": log.cohort,
+        "failures": [{"client": f.client, "reason": f.reason} for f in log.failures],
+        "bytes": {"down": sum(log.bytes_down), "up": sum(log.bytes_up), "kind": "estimate"},
+        "bytes_by_client": [down + up for down, up in zip(log.bytes_down, log.bytes_up, strict=True)],
+        "macs": log.macs,
+        "seconds": round(log.seconds, 4),
+    }
+    if evaluation is not None:
+        line["evaluation"] = {
+            "accuracy": evaluation.full.accuracy,
+            "loss": evaluation.full.loss,
+            "per_capacity": [
+                {"capacity": capacity, "accuracy": score.accuracy, "loss": score.loss}
+                for capacity, score in _scores(experiment, evaluation)
+            ],
+            "local": evaluation.local_summary(),
+        }
+    return line
+
+
+def _scores(experiment: Experiment, evaluation: Evaluation) -> Iterable[tuple[float, Score]]:
+    """Every capacity of a client, the largest first, with the score of its submodel."""
+    widths = {card.capacity: card.width for card in experiment.cards}
+    return [(capacity, evaluation.by_width[widths[capacity]]) for capacity in sorted(widths, reverse=True)]
+
+
+def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
+    """``clients.jsonl``: every client's size, capacity and last local accuracy."""
+    rows = zip(experiment.federation.clients, experiment.cards, evaluation.local, strict=True)
+    return [
+        {
+            "client": card.id,
+            "name": client.name,
+            "examples": card.examples,
+            "capacity": card.capacity,
+            "width": card.width,
+            "local_accuracy": accuracy,
+        }
+        for client, card, accuracy in rows
+    ]
+
+
+def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluation) -> dict[str, Any]:
+    """``result.json``: the final round, and the best beside it."""
+    spec = experiment.spec
+    best = max((line for line in lines if "evaluation" in line), key=lambda x: x["evaluation"]["accuracy"])
+    return {
+        "name": spec.name,
+        "method": spec.model_dump(mode="json")["method"]["name"],
+        "seed": spec.seed,
+        "version": version("uneven"),
+        "rounds": spec.rounds,
+        "accuracy": evaluation.full.accuracy,
+        "loss": evaluation.full.loss,
+        "best_accuracy": best["evaluation"]["accuracy"],
+        "best_round": best["round"],
+        "per_capacity": _per_capacity(experiment, lines, evaluation),
+        "local": evaluation.local_summary(),
+        "bytes": {
+            "up": sum(line["bytes"]["up"] for line in lines),
+            "down": sum(line["bytes"]["down"] for line in lines),
+            "kind": "estimate",
+        },
+        "macs": sum(line["macs"] for line in lines),
+        "failures": sum(len(line["failures"]) for line in lines),
+        "seconds": round(sum(line["seconds"] for line in lines), 3),
+    }
+
+
+def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluation) -> list[dict[str, Any]]:
+    rows = []
+    for capacity, score in _scores(experiment, evaluation):
+        cards = [card for card in experiment.cards if card.capacity == capacity]
+        submodel = experiment.method.evaluation_submodel(cards[0].width, experiment.spec.rounds)
+        rows.append(
+            {
+                "capacity": capacity,
+                "clients": len(cards),
+                "parameters": submodel.size,
+                "macs": submodel.macs,
+                "bytes": _mean_bytes({card.id for card in cards}, lines),
+                "accuracy": score.accuracy,
+                "loss": score.loss,
+            }
+        )
+    return rows
+
+
+def _mean_bytes(clients: set[int], lines: Sequence[Line]) -> float | None:
+    """Bytes down and up of one client in one round, over the rounds that these took part in; None if none did."""
+    sent = [
+        size
+        for line in lines
+        for client, size in zip(line["cohort"], line["bytes_by_client"], strict=True)
+        if client in clients
+    ]
+    return sum(sent) / len(sent) if sent else None

@@ -1,0 +1,188 @@
+"""The run folder: what is written, when, and how a run that was stopped goes on.
+
+====================== ===================================================================================
+``spec.toml``          the spec as resolved, with versions
+``rounds.jsonl``       one line a round: losses, cohort, failures, bytes, MACs, seconds, evaluation
+``checkpoint.safetensors`` the state after the last checkpointed round; no times or paths inside
+``memories/``          what clients remember between rounds (SCAFFOLD's variates), one file each
+``clients.jsonl``      one line a client: name, size, capacity, last local accuracy
+``result.json``        the outcome, written last: a folder that has it is finished
+====================== ===================================================================================
+
+A round's line is written before its checkpoint, and files are replaced in one step, so whenever the process
+dies the checkpoint is whole and the lines up to its round are there; lines after it are dropped on resuming.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from uneven.errors import RunError
+
+Line = dict[str, Any]
+State = dict[str, Tensor]
+
+
+def new_folder(root: Path, name: str) -> Path:
+    """The first of ``<name>-1``, ``<name>-2``, ... in ``root`` that does not exist yet."""
+    n = 1
+    while (root / f"{name}-{n}").exists():
+        n += 1
+    return root / f"{name}-{n}"
+
+
+class RunFolder:
+    """Reads and writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def create(self, spec_toml: str, overwrite: bool) -> None:
+        """Start a run here.
+
+        Raises:
+            RunError: the folder has files and ``overwrite`` is false, or is not a run's, or cannot be made.
+        """
+        occupied = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        if occupied and not overwrite:
+            raise RunError(
+                f"{self.path} exists: choose another --out, give --overwrite to replace it, or --resume to go on"
+            )
+        if occupied and not (self.path / "spec.toml").is_file():
+            raise RunError(f"{self.path} is not a run folder (it has no spec.toml), so it is not overwritten")
+        with explained(f"cannot write to {self.path}"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            for name in ("result.json", "checkpoint.safetensors", "rounds.jsonl", "clients.jsonl"):
+                (self.path / name).unlink(missing_ok=True)
+            self._drop_memories(keep=set())
+            self.write("spec.toml", spec_toml)
+
+    @property
+    def spec(self) -> Path:
+        """The resolved spec.
+
+        Raises:
+            RunError: there is none, so this is no run folder.
+        """
+        path = self.path / "spec.toml"
+        if not path.is_file():
+            raise RunError(f"{self.path} is not a run folder: it has no spec.toml")
+        return path
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "result.json").is_file()
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Replace a file in one step: it has either its old content or its new, and survives a power cut."""
+        target = self.path / name
+        partial = target.with_name(f".{target.name}.partial")
+        data = content if isinstance(content, bytes) else content.encode()
+        try:
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+
+    def write_lines(self, name: str, lines: Iterable[Line]) -> None:
+        self.write(name, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def read_lines(self, name: str) -> list[Line]:
+        """The whole lines of a file; one cut short by a kill is left out."""
+        path = self.path / name
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        whole = text[: text.rfind("\n") + 1]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def append_round(self, line: Line) -> None:
+        with explained(f"cannot write the line of round {line['round']} to {self.path}"):
+            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def save_checkpoint(self, t: int, tensors: State, memories: Mapping[int, State], changed: set[int]) -> None:
+        """Write the state after round t. ``changed``: the clients whose memory is not on disk yet.
+
+        Raises:
+            RunError: it cannot be written; the checkpoint before it is still good.
+        """
+        with explained(
+            f"cannot write the checkpoint of round {t} to {self.path}; the one before it is good, "
+            f"go on with --resume {self.path}"
+        ):
+            old = self._memory_files()
+            files = {n: f"{n}-{t}.safetensors" if n in changed else old[n] for n in sorted(memories)}
+            if files:
+                (self.path / "memories").mkdir(exist_ok=True)
+            for n in sorted(changed & set(memories)):
+                self.write(f"memories/{files[n]}", save(_plain(memories[n])))
+            # One metadata key: the format does not keep the order of several.
+            facts = json.dumps({"round": t, "memories": {str(n): name for n, name in files.items()}})
+            self.write("checkpoint.safetensors", save(_plain(tensors), {"uneven": facts}))
+            self._drop_memories(keep=set(files.values()))
+
+    def load_checkpoint(self) -> tuple[int, State, dict[int, State]]:
+        """The round, tensors and client memories of the last checkpoint; round 0 and nothing if there is none.
+
+        Raises:
+            RunError: a file cannot be read.
+        """
+        path = self.path / "checkpoint.safetensors"
+        if not path.is_file():
+            return 0, {}, {}
+        tensors, facts = _read(path)
+        memories = {int(n): _read(self.path / "memories" / name)[0] for n, name in facts["memories"].items()}
+        return facts["round"], tensors, memories
+
+    def keep_rounds(self, last: int) -> list[Line]:
+        """Drop the lines after round ``last``, and return those kept."""
+        lines = [line for line in self.read_lines("rounds.jsonl") if line["round"] <= last]
+        with explained(f"cannot write to {self.path}"):
+            self.write_lines("rounds.jsonl", lines)
+        return lines
+
+    def _memory_files(self) -> dict[int, str]:
+        path = self.path / "checkpoint.safetensors"
+        return {int(n): name for n, name in _read(path)[1]["memories"].items()} if path.is_file() else {}
+
+    def _drop_memories(self, keep: set[str]) -> None:
+        for path in (self.path / "memories").glob("*.safetensors"):
+            if path.name not in keep:
+                path.unlink()
+
+
+def _plain(tensors: State) -> State:
+    """Tensors as the format wants them: contiguous, none sharing memory with another."""
+    return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _read(path: Path) -> tuple[State, Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = (file.metadata() or {}).get("uneven", "{}")
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(facts)  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError) as error:
+        raise RunError(f"cannot read {path}: {error}") from error
+
+
+@contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn an error of the file system into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{what}: {error.strerror or error}") from error
