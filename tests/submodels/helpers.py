@@ -52,7 +52,8 @@ def zeroed(submodel: ChannelSubmodel, state: State) -> dict[str, Tensor]:
 
 
 def gap_to_zeroed(submodel: ChannelSubmodel, x: Tensor, training: bool = False) -> float:
-    """The largest difference between the small network and the full one with all that was dropped set to zero.
+    """The largest difference between the small network and the full one with all that was dropped set to zero,
+    relative to the largest logit (if that is over 1).
 
     Zero only without norms, or with batch norm, whose channels do not mix.
     """
@@ -60,7 +61,7 @@ def gap_to_zeroed(submodel: ChannelSubmodel, x: Tensor, training: bool = False) 
     state = supernet.initial
     small = loaded(supernet, submodel).train(training)(x).detach()
     full = loaded(supernet, supernet.submodel({}), zeroed(submodel, state)).train(training)(x).detach()
-    return float((small - full).abs().max())
+    return float((small - full).abs().max() / small.abs().max().clamp(min=1))
 
 
 def labels(axis: Axis) -> list[frozenset[tuple[Axis, int]]]:

@@ -76,6 +76,8 @@ class Supernet:
         """
         chosen = {index: kept.sort().values for index, kept in keep.items()}
         for index, kept in chosen.items():
+            if not 0 <= index < len(self.groups):
+                raise ValueError(f"no group {index}: the model has groups 0..{len(self.groups) - 1}")
             size = self.groups[index].size
             if not len(kept) or kept[0] < 0 or kept[-1] >= size or (kept[1:] == kept[:-1]).any():
                 raise ValueError(
