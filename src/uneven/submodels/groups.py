@@ -20,6 +20,8 @@ from uneven.submodels.axes import Axis, fixed, freeze
 from uneven.submodels.rules import RULES, Axes, Call, Outcome, operator_name, shape_of
 from uneven.submodels.trace import Traced, line_of
 
+UNKNOWN = "it comes out of"  # the reason why an axis stays whole, followed by an operator without a rule
+
 
 @dataclass(frozen=True)
 class Group:
@@ -134,9 +136,10 @@ class _Walk:
         if not isinstance(results, list | tuple):
             return  # a size, or a check on one: no axes come of it
         inputs = [axis for n in node.all_input_nodes for axis in self.env.get(n) or []]
-        self.unknown.append((node, [axis for axis in inputs if isinstance(axis, Axis)]))
+        free = [axis for axis in inputs if isinstance(axis, Axis) and not axis.frozen]
+        self.unknown.append((node, free))
         if node in self.tail:
-            for axis in self.unknown[-1][1]:
+            for axis in free:
                 freeze(axis, f"{operator_name(node)} makes the model's output of it")
         fresh = [_fresh(r, operator_name(node)) if isinstance(r, Tensor) else [] for r in results]
         self.env[node] = fresh[0] if isinstance(value, Tensor) else fresh
@@ -171,16 +174,17 @@ def _check_sizes(node: fx.Node, outcome: Outcome) -> None:
 
 
 def _fresh(result: Tensor, source: str) -> Axes:
-    """Axes for a tensor of which only the shape is known."""
+    """Axes for a tensor of which only the shape is known; they freeze whatever they meet."""
     sizes = zip(result.shape, shape_of(result), strict=True)
-    return [Axis(size, f"comes out of {source}", isinstance(s, torch.SymInt)) for s, size in sizes]
+    return [Axis(size, f"{UNKNOWN} {source}", isinstance(s, torch.SymInt)) for s, size in sizes]
 
 
 def _refuse_unknown(unknown: list[tuple[fx.Node, list[Axis]]]) -> None:
+    """An axis that only met the result of such an operator would be frozen for want of a rule: refused too."""
     bad = {
         f"operator {operator_name(node)} at {line_of(node)}"
         for node, axes in unknown
-        if not all(axis.frozen for axis in axes)
+        if any(atom.reason is None or atom.reason.startswith(UNKNOWN) for axis in axes for atom in axis.atoms())
     }
     if bad:
         raise ModelError(
