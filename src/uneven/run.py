@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from uneven.errors import RunError
 from uneven.evaluation import Evaluation
 from uneven.experiment import Experiment
 from uneven.records import client_lines, resolved, round_line, summary
-from uneven.spec import Spec, load, parse, read
+from uneven.spec import Spec, load, parse
 from uneven.tracking import Line, RunFolder, State
 
 
@@ -71,26 +70,23 @@ def start(
         return _go_on(experiment, folder, 0, [], watcher or Silent())
 
 
-def resume(path: Path, watcher: Watcher | None = None) -> dict[str, Any]:
+def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
     """Go on with a run that was stopped, from its last checkpoint, to the same end bit for bit.
 
     Raises:
         RunError: not a run folder, or its checkpoint is of another model or method.
     """
-    folder = RunFolder(path)
+    folder = RunFolder(Path(path))
     with one_thread():
-        experiment = Experiment(load_resolved(folder))
+        experiment = Experiment(load(folder.spec))
         t, tensors, memories = folder.load_checkpoint()
+        if t > experiment.spec.rounds:
+            raise RunError(f"{folder.spec} has rounds = {experiment.spec.rounds}, but round {t} is done")
         if t:
             _check_fits(experiment.method.saved(), tensors, folder)
             experiment.method.restore(tensors)
             experiment.engine.memories = memories
         return _go_on(experiment, folder, t, folder.keep_rounds(t), watcher or Silent())
-
-
-def load_resolved(folder: RunFolder) -> Spec:
-    """The spec of a run folder, without the facts that were written beside it."""
-    return parse({key: value for key, value in read(folder.spec).items() if key != "versions"})
 
 
 def _check_fits(expected: State, found: State, folder: RunFolder) -> None:
@@ -127,8 +123,7 @@ def _go_on(
         evaluation = experiment.evaluate(spec.rounds)
     result = summary(experiment, lines, evaluation)
     if folder is not None:
-        folder.write_lines("clients.jsonl", client_lines(experiment, evaluation))
-        folder.write("result.json", json.dumps(result, indent=2) + "\n")
+        folder.finish(client_lines(experiment, evaluation), result)
     return result
 
 

@@ -52,7 +52,7 @@ class RunFolder:
         Raises:
             RunError: the folder has files and ``overwrite`` is false, or is not a run's, or cannot be made.
         """
-        occupied = self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir()))
+        occupied = self.path.exists() and not (self.path.is_dir() and self._is_empty())
         if occupied and not overwrite:
             raise RunError(
                 f"{self.path} exists: choose another --out, give --overwrite to replace it, or --resume to go on"
@@ -65,6 +65,10 @@ class RunFolder:
                 (self.path / name).unlink(missing_ok=True)
             self._drop_memories(keep=set())
             self.write("spec.toml", spec_toml)
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is here, or only what a kill left of writing the spec."""
+        return all(path == _partial(self.path / "spec.toml") for path in self.path.iterdir())
 
     @property
     def spec(self) -> Path:
@@ -85,7 +89,7 @@ class RunFolder:
     def write(self, name: str, content: str | bytes) -> None:
         """Replace a file in one step: it has either its old content or its new, and survives a power cut."""
         target = self.path / name
-        partial = target.with_name(f".{target.name}.partial")
+        partial = _partial(target)
         data = content if isinstance(content, bytes) else content.encode()
         try:
             with partial.open("wb") as file:
@@ -101,18 +105,25 @@ class RunFolder:
         self.write(name, "".join(json.dumps(line) + "\n" for line in lines))
 
     def read_lines(self, name: str) -> list[Line]:
-        """The whole lines of a file; one cut short by a kill is left out."""
+        """The whole lines of a file; one cut short by a kill is left out.
+
+        Raises:
+            RunError: it cannot be read.
+        """
         path = self.path / name
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        whole = text[: text.rfind("\n") + 1]
-        return [json.loads(line) for line in whole.splitlines()]
+        try:
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            whole = text[: text.rfind("\n") + 1]
+            return [json.loads(line) for line in whole.splitlines()]
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read {path}: {error}") from error
 
     def append_round(self, line: Line) -> None:
-        with explained(f"cannot write the line of round {line['round']} to {self.path}"):
-            with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+        what = f"cannot write the line of round {line['round']} to {self.path}"
+        with explained(f"{what}; go on with --resume {self.path}"), (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def save_checkpoint(self, t: int, tensors: State, memories: Mapping[int, State], changed: set[int]) -> None:
         """Write the state after round t. ``changed``: the clients whose memory is not on disk yet.
@@ -144,20 +155,36 @@ class RunFolder:
         path = self.path / "checkpoint.safetensors"
         if not path.is_file():
             return 0, {}, {}
-        tensors, facts = _read(path)
+        tensors, facts = _checkpoint(path)
         memories = {int(n): _read(self.path / "memories" / name)[0] for n, name in facts["memories"].items()}
         return facts["round"], tensors, memories
 
     def keep_rounds(self, last: int) -> list[Line]:
-        """Drop the lines after round ``last``, and return those kept."""
+        """Drop the lines after round ``last``, and return those kept.
+
+        Raises:
+            RunError: not all lines up to there are there.
+        """
         lines = [line for line in self.read_lines("rounds.jsonl") if line["round"] <= last]
+        if [line["round"] for line in lines] != list(range(1, last + 1)):
+            raise RunError(f"{self.path / 'rounds.jsonl'} must have the lines of rounds 1 to {last}, one each")
         with explained(f"cannot write to {self.path}"):
             self.write_lines("rounds.jsonl", lines)
         return lines
 
+    def finish(self, clients: Iterable[Line], result: Line) -> None:
+        """Write the outcome, ``result.json`` last.
+
+        Raises:
+            RunError: it cannot be written; no round is lost.
+        """
+        with explained(f"cannot write the result to {self.path}; go on with --resume {self.path}"):
+            self.write_lines("clients.jsonl", clients)
+            self.write("result.json", json.dumps(result, indent=2) + "\n")
+
     def _memory_files(self) -> dict[int, str]:
         path = self.path / "checkpoint.safetensors"
-        return {int(n): name for n, name in _read(path)[1]["memories"].items()} if path.is_file() else {}
+        return {int(n): name for n, name in _checkpoint(path)[1]["memories"].items()} if path.is_file() else {}
 
     def _drop_memories(self, keep: set[str]) -> None:
         for path in (self.path / "memories").glob("*.safetensors"):
@@ -165,9 +192,22 @@ class RunFolder:
                 path.unlink()
 
 
+def _partial(target: Path) -> Path:
+    """Where a file is written before it replaces ``target``."""
+    return target.with_name(f".{target.name}.partial")
+
+
 def _plain(tensors: State) -> State:
     """Tensors as the format wants them: contiguous, none sharing memory with another."""
     return {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+
+
+def _checkpoint(path: Path) -> tuple[State, Any]:
+    """The tensors of a checkpoint, and its facts: ``round``, and the file of each client's memory."""
+    tensors, facts = _read(path)
+    if not isinstance(facts, dict) or facts.keys() != {"round", "memories"}:
+        raise RunError(f"{path} is not a checkpoint of uneven")
+    return tensors, facts
 
 
 def _read(path: Path) -> tuple[State, Any]:

@@ -180,6 +180,8 @@ class Method:
 
     Options: ClassVar[type[MethodOptions]] = MethodOptions
     Client: ClassVar[type[Client]] = Client
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {}
+    """The options under which, at capacity 1, the method is FedAvg (law 1)."""
 
     def __init__(self, context: Context, options: MethodOptions) -> None:
         self.context, self.supernet = context, context.supernet

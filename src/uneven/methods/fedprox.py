@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -42,3 +43,4 @@ class FedProx(FullModelMethod):
         """mu, the strength of the proximal term; 0 is FedAvg."""
 
     Client = ProximalClient
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {"mu": 0}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,12 @@ class HeteroFL(Method):
         """Average an output row over clients that have its label. ``auto``: where a client lacks a class."""
 
     Client = HeteroFLClient
+    NEUTRAL: ClassVar[Mapping[str, Any]] = {
+        "scaler": False,
+        "static_batch_norm": False,
+        "masked_loss": False,
+        "label_rows": False,
+    }
 
     def resolve(self, context: Context, options: Any) -> Any:
         lacks = any(bool((client.label_counts == 0).any()) for client in context.clients)

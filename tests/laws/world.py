@@ -1,0 +1,132 @@
+"""A small world in which every law is tried: tiny images, a few clients, any method, any model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uneven.aggregation import ServerOptions
+from uneven.data import ClientData, Examples, Federation, Info
+from uneven.engines import SerialEngine
+from uneven.methods import METHODS, Assignment, ClientCard, Context, Method, Update
+from uneven.models import build
+from uneven.rng import generator
+from uneven.submodels import State, Supernet
+from uneven.training import TrainingOptions
+
+INFO = Info(input_shape=(1, 8, 8), num_classes=3, labels=("a", "b", "c"))
+
+# Every model, and every norm that it can have.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mlp": ("mlp", {"hidden": [12, 7]}),
+    **{f"cnn-{norm}": ("cnn", {"norm": norm}) for norm in ("group", "batch", "none")},
+    "cnn-group-4": ("cnn", {"norm": "group", "groups": 4}),
+    "resnet_tiny-group": ("resnet_tiny", {"norm": "group"}),
+    "resnet_tiny-batch": ("resnet_tiny", {"norm": "batch"}),
+    "shufflenet-batch": ("shufflenet_v2_x0_5", {"norm": "batch"}),
+    "resnet18-group": ("resnet18", {"norm": "group"}),
+}
+
+# Every method in every form; full-model methods under mixed capacities must say what they do.
+METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{f"{m}-{fit}": (m, {"fit": fit}) for m in ("fedavg", "fedprox", "scaffold") for fit in ("exclude", "smallest")},
+    "heterofl": ("heterofl", {}),
+    "heterofl-plain": ("heterofl", {"masked_loss": False, "label_rows": False}),
+    "federated_dropout": ("federated_dropout", {}),
+    "fedrolex": ("fedrolex", {}),
+}
+assert {name for name, _ in METHOD_FORMS.values()} == set(METHODS), "a method has no form here"
+
+TRAINING = TrainingOptions(lr=0.05, batch_size=4, epochs=1)
+
+
+@lru_cache
+def supernet(key: str) -> Supernet:
+    name, options = MODELS[key]
+    return Supernet(build(name, INFO, options, seed=0), torch.zeros(INFO.input_shape))
+
+
+@lru_cache
+def federation(clients: int = 4) -> Federation:
+    """Clients of 5, 6, 7, ... examples; client n lacks class n mod 3."""
+    draws = generator(0, "law data")
+
+    def examples(n: int, lacks: int | None) -> Examples:
+        classes = torch.tensor([c for c in range(3) if c != lacks])
+        y = classes[torch.arange(n) % len(classes)]
+        return Examples(torch.randn(n, *INFO.input_shape, generator=draws), y)
+
+    rows = tuple(
+        ClientData(n, str(n), examples(5 + n, n % 3), examples(3, n % 3), {}) for n in range(clients)
+    )
+    return Federation(rows, examples(9, None), INFO)
+
+
+class World:
+    """A method on the small federation, driven step by step."""
+
+    def __init__(
+        self,
+        method: type[Method],
+        model: str,
+        widths: Sequence[float],
+        options: Mapping[str, Any] | None = None,
+        server: ServerOptions | None = None,
+        training: TrainingOptions = TRAINING,
+        seed: int = 0,
+    ) -> None:
+        self.federation = federation(len(widths))
+        self.cards = [
+            ClientCard(c.id, len(c.train), c.label_counts(3), width, width)
+            for c, width in zip(self.federation.clients, widths, strict=True)
+        ]
+        context = Context(supernet(model), self.cards, 5, seed, training, server or ServerOptions())
+        self.method = method(context, method.Options(**(options or {})))
+        half = method.Client(context.supernet, training, self.method.options, 5, seed)
+        self.engine = SerialEngine(half, self.federation)
+
+    def plan(self, t: int = 1) -> list[Assignment]:
+        return self.method.plan(t, self.method.eligible())
+
+    def train(self, assignments: Sequence[Assignment]) -> list[tuple[Assignment, Update]]:
+        results = list(self.engine.train(assignments))
+        for _, update in results:
+            assert isinstance(update, Update), update
+        return results  # type: ignore[return-value]
+
+    def round(self, t: int = 1) -> list[tuple[Assignment, Update]]:
+        results = self.train(self.plan(t))
+        self.method.merge(t, results)
+        self.method.adjust(t)
+        self.engine.commit([assignment.client for assignment, _ in results])
+        return results
+
+
+def formed(form: str, model: str, widths: Sequence[float], **more: Any) -> World:
+    """A world of a method in one of its forms. ``fit`` is left out where all widths are the same."""
+    name, options = METHOD_FORMS[form]
+    if len(set(widths)) == 1:
+        options = {key: value for key, value in options.items() if key != "fit"}
+    return World(METHODS[name], model, widths, options, **more)
+
+
+def same_bits(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def held(world: World, assignments: Sequence[Assignment]) -> dict[str, Tensor]:
+    """Where some assignment's submodel holds a coordinate that counts, worked out with index arithmetic."""
+    masks = {}
+    for name, tensor in world.method.state.items():
+        mask = torch.zeros(tensor.shape, dtype=torch.bool)
+        positions = torch.arange(tensor.numel()).reshape(tensor.shape)
+        for assignment in assignments:
+            own = assignment.submodel.select(name, positions)
+            counted = world.method.counted(assignment).get(name, torch.ones(()))
+            mask.view(-1)[own[counted.expand(own.shape) > 0].reshape(-1)] = True
+        masks[name] = mask
+    return masks
