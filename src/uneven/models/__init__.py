@@ -28,7 +28,10 @@ def find_model(name: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]
     Raises:
         ModelError: there is none of this name.
     """
-    return find(name, MODELS, "model.name", ModelError) if isinstance(name, str) else name
+    function = find(name, MODELS, "model.name", ModelError) if isinstance(name, str) else name
+    if not callable(function):
+        raise ModelError(f"model.name = {name!r}: must be a function, not {type(function).__name__}")
+    return function
 
 
 def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str, Any], seed: int) -> nn.Module:

@@ -13,6 +13,8 @@ from uneven.models.blocks import ConvNorm, Norm
 def mlp(info: Info, hidden: list[int] | None = None) -> nn.Module:
     """Linear layers with ReLU between them, on the flattened input; 200 and 100 hidden units by default."""
     sizes = [math.prod(info.input_shape), *([200, 100] if hidden is None else hidden)]
+    if min(sizes) < 1:
+        raise ModelError(f"model.hidden = {hidden}: must be positive numbers of units")
     layers: list[nn.Module] = [nn.Flatten()]
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
