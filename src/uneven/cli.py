@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -37,11 +38,8 @@ def main() -> None:
     try:
         app()
     except UnevenError as error:
-        Console(stderr=True).print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("stopped; go on with uneven run --resume FOLDER", highlight=False)
-        sys.exit(130)
 
 
 @app.command()
@@ -58,35 +56,38 @@ def run(
     ] = None,
 ) -> None:
     """Train a federation: the spec's, or the demo's."""
-    console = Console()
+    console = _console()
     with Terminal(console) as terminal:
         if resume is not None:
             if spec or sets or profile or out or overwrite:
                 raise SpecError(["--resume takes the run's own spec: give no other argument with it"])
             folder = RunFolder(resume)
-            result = resume_run(resume, terminal)
+            train = partial(resume_run, resume, terminal)
         else:
             chosen = _spec(spec, sets, profile)
             if overwrite and out is None:
                 raise SpecError(["--overwrite: has no effect without --out, the default folder is always new"])
             folder = RunFolder(out or new_folder(Path("runs"), chosen.name))
-            result = start(chosen, folder, overwrite, terminal)
+            train = partial(start, chosen, folder, overwrite, terminal)
+        try:
+            result = train()
+        except KeyboardInterrupt:
+            print(f"stopped; go on with uneven run --resume {folder.path}", file=sys.stderr)
+            raise typer.Exit(130) from None
     console.print(result_table(result))
-    for line in closing_lines(result):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"result: {folder.path / 'result.json'}", highlight=False, soft_wrap=True)
+    for line in (*closing_lines(result), f"result: {folder.path / 'result.json'}"):
+        console.print(line, soft_wrap=True)
 
 
 @app.command()
 def methods(name: Annotated[str | None, typer.Argument(help="Show this method in full.")] = None) -> None:
     """All methods; or one: its paper, its rule, its options."""
-    console = Console()
+    console = _console()
     if name is None:
         console.print(describe.all_methods())
     else:
-        text, options = describe.method(name)
-        console.print(text, markup=False, highlight=False)
-        console.print(options)
+        for part in describe.method(name):
+            console.print(part)
 
 
 @app.command("data")
@@ -101,11 +102,19 @@ def show_data(
 
     chosen = _spec(spec, sets, profile)
     federation = data.load(chosen.data, chosen.clients.count, chosen.seed)
-    console = Console()
+    console = _console()
     console.print(table.table(table.describe(federation)))
     target = plot or Path(f"{chosen.name}-data.png")
-    table.plot(federation, target)
-    console.print(f"plot: {target}", highlight=False, soft_wrap=True)
+    try:
+        table.plot(federation, target)
+    except (OSError, ValueError) as error:
+        raise UnevenError(f"--plot {target}: {error}") from error
+    console.print(f"plot: {target}", soft_wrap=True)
+
+
+def _console() -> Console:
+    """Shows text as it is: a folder may be called ``[b]`` or ``:x:``."""
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def _spec(path: Path | None, sets: list[str] | None, profile: str | None) -> Spec:

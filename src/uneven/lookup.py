@@ -30,8 +30,9 @@ def find(name: str, known: Mapping[str, T], field: str, error: type[UnevenError]
         sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as cause:
-        raise error(f"{field} = {name!r}: cannot import {module_name!r} ({cause})") from cause
+    except Exception as cause:  # the module is the user's, and may raise anything
+        reason = cause if isinstance(cause, ImportError) else f"{type(cause).__name__}: {cause}"
+        raise error(f"{field} = {name!r}: cannot import {module_name!r} ({reason})") from cause
     if not hasattr(module, attribute):
         raise error(f"{field} = {name!r}: no {attribute!r} in it; {nearest(attribute, dir(module))}")
     found: T = getattr(module, attribute)

@@ -45,20 +45,17 @@ class Terminal:
         self._console.print(
             f"{method}: {len(experiment.cards)} clients, {model} of {d:,} parameters, capacities "
             f"{', '.join(f'{c:g}' for c in capacities)}" + (f", in {folder}" if folder else ""),
-            highlight=False,
             soft_wrap=True,
         )
         if done:
-            self._console.print(f"goes on after round {done}", highlight=False)
+            self._console.print(f"goes on after round {done}")
         self._bar.update(self._task, total=spec.rounds, completed=done)
 
     def finished_round(self, line: Line) -> None:
         if "evaluation" in line:
             self._accuracy = f"  accuracy {line['evaluation']['accuracy']:.3f}"
             if not self._console.is_terminal:
-                self._console.print(
-                    f"round {line['round']}  loss {line['loss']:.3f}{self._accuracy}", highlight=False
-                )
+                self._console.print(f"round {line['round']}  loss {line['loss']:.3f}{self._accuracy}")
         self._bar.update(self._task, completed=line["round"], state=f"loss {line['loss']:.3f}{self._accuracy}")
 
 

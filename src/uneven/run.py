@@ -13,7 +13,7 @@ from uneven.errors import RunError
 from uneven.evaluation import Evaluation
 from uneven.experiment import Experiment
 from uneven.records import client_lines, resolved, round_line, summary
-from uneven.spec import Spec, load, parse
+from uneven.spec import Spec, given, load, parse
 from uneven.tracking import Line, RunFolder, State
 
 
@@ -56,7 +56,7 @@ def run(
 def _assembled(spec: Spec | str | Path | None, sections: Mapping[str, Any]) -> Spec:
     if isinstance(spec, str | Path):
         spec = load(Path(spec))
-    return parse({} if spec is None else spec.model_dump(exclude_unset=True), [sections])
+    return parse({} if spec is None else given(spec), [sections])
 
 
 def start(

@@ -6,6 +6,7 @@ same dotted names.
 
 from __future__ import annotations
 
+import re
 import tomllib
 import types
 import typing
@@ -140,11 +141,27 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parse(table: Mapping[str, Any], over: Sequence[Mapping[str, Any]] = (), profile: str | None = None) -> Spec:
-    """A checked spec from nested tables; see `load`."""
-    merged = {k: v for k, v in table.items() if k != "profile"}
+    """A checked spec from nested tables; see `load`. What a run wrote beside its spec (``versions``) is no key."""
+    merged = _full({k: v for k, v in table.items() if k not in ("profile", "versions")})
     for layer in (_profile(table.get("profile", {}), profile), *over):
-        merged = _merge(merged, layer)
+        merged = _merge(merged, _full(layer))
     return _validated(merged)
+
+
+def given(options: BaseModel) -> dict[str, Any]:
+    """What was set of options, as nested tables; classes and tensors as they are."""
+    return {
+        key: given(value) if isinstance(value, BaseModel) else value
+        for key, value in options
+        if key in options.model_fields_set or key == "kind"
+    }
+
+
+def _full(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The layer with sections as tables: options as what was set of them, a name alone as a table with it."""
+    tables = {key: given(value) if isinstance(value, BaseModel) else value for key, value in layer.items()}
+    alone = (key for key in ("model", "method") if key in tables and not isinstance(tables[key], Mapping))
+    return tables | {key: {"name": tables[key]} for key in alone}
 
 
 def _profile(profiles: Any, name: str | None) -> Mapping[str, Any]:
@@ -154,7 +171,9 @@ def _profile(profiles: Any, name: str | None) -> Mapping[str, Any]:
         known = list(profiles) if isinstance(profiles, Mapping) else []
         hint = nearest(name, known) if known else "the spec has no [profile.…] tables"
         raise SpecError([f"profile = {name!r}: {hint}"])
-    chosen: Mapping[str, Any] = profiles[name]
+    chosen = profiles[name]
+    if not isinstance(chosen, Mapping):
+        raise SpecError([f"profile.{name} = {chosen!r}: must be a table"])
     return chosen
 
 
@@ -194,7 +213,7 @@ def _validated(table: dict[str, Any]) -> Spec:
     try:
         spec = Spec.model_validate(table)
     except ValidationError as error:
-        problems += _lines(Spec, error, "")
+        problems += _lines(Spec, table, error)
     problems += [*_method_problems(table.get("method", {})), *_model_problems(table.get("model", {}))]
     if problems or spec is None:
         raise SpecError(problems)
@@ -203,73 +222,69 @@ def _validated(table: dict[str, Any]) -> Spec:
 
 def _method_problems(section: Any) -> Iterator[str]:
     """Problems in the method's own options, found even where other sections have theirs."""
-    name, given = _name_and_options(section, MethodSection().name)
+    name, options = _name_and_options(section, MethodSection().name)
     if not isinstance(name, str | type):
         return  # a problem of the section itself
     try:
-        options = method_class(name).Options
-        options.model_validate(given)
+        known = method_class(name).Options
+        known.model_validate(options)
     except MethodError as error:
         yield str(error)
     except ValidationError as error:
-        yield from _lines(options, error, "method.")
+        yield from _lines(known, options, error, "method.")
 
 
 def _model_problems(section: Any) -> Iterator[str]:
-    name, given = _name_and_options(section, ModelSection().name)
+    name, options = _name_and_options(section, ModelSection().name)
     if not isinstance(name, str) and not callable(name):
         return
     try:
-        yield from unknown_options(find_model(name), given, "model", given=1)
+        yield from unknown_options(find_model(name), options, "model", given=1)
     except ModelError as error:
         yield str(error)
 
 
 def _name_and_options(section: Any, default: Any) -> tuple[Any, dict[str, Any]]:
-    given = dict(section) if isinstance(section, Mapping) else {"name": section}
-    return given.pop("name", default), given
+    table = dict(section)
+    return table.pop("name", default), table
 
 
-def _lines(root: type[BaseModel], error: ValidationError, prefix: str) -> list[str]:
+def _lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: str = "") -> list[str]:
     """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
     problems = {tuple(problem["loc"]): problem for problem in error.errors()}
     inner = [loc for loc in problems if not any(other[: len(loc)] == loc for other in problems if other != loc)]
-    lines: dict[str, str] = {}
+    messages: dict[str, list[str]] = {}
     for loc in inner:
-        line = _describe(root, problems[loc], prefix)
-        lines.setdefault(line.partition(":")[0], line)
-    return list(lines.values())
+        key, message = _describe(root, table, problems[loc], prefix)
+        messages.setdefault(key, []).append(message)
+    return [f"{key}: {'; or '.join(parts)}" if key else parts[0] for key, parts in messages.items()]
 
 
-def _describe(root: type[BaseModel], problem: Any, prefix: str) -> str:
-    """One line for one problem: the dotted key, the value, and what would be right."""
-    path = [part for part in problem["loc"] if isinstance(part, int) or not _is_tag(root, problem["loc"], part)]
-    key = prefix + ".".join(map(str, path))
-    value = problem["input"]
-    if problem["type"] == "extra_forbidden":
-        return f"{key} = {value!r}: no such key; {nearest(str(path[-1]), _keys_at(root, path[:-1]))}"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"{key}: {message}" if key else message
-    return f"{key} = {value!r}: {message[0].lower()}{message[1:]}"
+def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: str) -> tuple[str, str]:
+    """The dotted key and the value that are wrong, and what would be right."""
+    loc, kind, value = problem["loc"], problem["type"], problem["input"]
+    key = prefix + ".".join(map(str, _keys_of(table, loc)))
+    if kind == "value_error":
+        return key, problem["msg"].removeprefix("Value error, ")
+    if kind == "union_tag_invalid":
+        key, value = f"{key}.kind", problem["ctx"]["tag"]
+        message = nearest(value, re.findall(r"'(.*?)'", problem["ctx"]["expected_tags"]))
+    elif kind == "extra_forbidden":
+        message = f"no such key; {nearest(str(loc[-1]), _keys_at(root, loc[:-1]))}"
+    elif kind == "model_type":
+        message = "must be a table"
+    else:
+        message = problem["msg"][0].lower() + problem["msg"][1:]
+    return f"{key} = {value!r}", message
 
 
-def _is_tag(root: type[BaseModel], loc: Sequence[Any], part: Any) -> bool:
-    """Whether a part of an error's place is a union's branch and not a key of the spec."""
-    before = list(loc[: list(loc).index(part)])
-    keys = _keys_at(root, [p for p in before if isinstance(p, str)])
-    return (
-        bool(before)
-        and part not in keys
-        and any(
-            part == tag for tag in ("int", "float", "constrained-int", "constrained-float", *_tags(root, before))
-        )
-    )
-
-
-def _tags(root: type[BaseModel], path: Sequence[Any]) -> set[str]:
-    models = _models_at(root, path)
-    return {m.model_fields["kind"].default for m in models if "kind" in m.model_fields}
+def _keys_of(table: Any, loc: Sequence[Any]) -> Iterator[Any]:
+    """The parts of an error's place that are keys of the spec; the others name one type among several."""
+    for part in loc:
+        indexed = isinstance(table, list | tuple)
+        if part in (range(len(table)) if indexed else table if isinstance(table, Mapping) else ()):
+            table = table[part]
+            yield part
 
 
 def _keys_at(root: type[BaseModel], path: Sequence[Any]) -> list[str]:
@@ -281,8 +296,13 @@ def _models_at(root: type[BaseModel], path: Sequence[Any]) -> list[type[BaseMode
     models = [root]
     for part in path:
         fields = [m.model_fields[part] for m in models if part in m.model_fields]
-        models = [inner for field in fields for inner in _models_in(field.annotation)] or models
+        inside = [inner for field in fields for inner in _models_in(field.annotation)]
+        models = inside or [m for m in models if _kind(m) == part] or models
     return models
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    return model.model_fields["kind"].default if "kind" in model.model_fields else None
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

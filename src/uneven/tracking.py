@@ -120,7 +120,10 @@ class RunFolder:
 
     def append_round(self, line: Line) -> None:
         what = f"cannot write the line of round {line['round']} to {self.path}"
-        with explained(f"{what}; go on with --resume {self.path}"), (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+        with (
+            explained(f"{what}; go on with --resume {self.path}"),
+            (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file,
+        ):
             file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

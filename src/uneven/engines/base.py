@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from uneven.methods import Assignment, Client, Failure, Update
 from uneven.submodels import State, Supernet
@@ -40,13 +42,17 @@ def inspect(assignment: Assignment, result: Update | Failure) -> Update | Failur
 
 
 def _problem(assignment: Assignment, update: Update) -> str | None:
+    if not isinstance(update, Update):  # a user's own client may return anything
+        return f"a result of type {type(update).__name__} where an Update was asked"
     if (update.client, update.round) != (assignment.client, assignment.round):
         return (
             f"an update of client {update.client}, round {update.round}, "
             f"where client {assignment.client}, round {assignment.round} was asked"
         )
-    if update.examples <= 0:
+    if not 0 < update.examples < math.inf:
         return f"a weight of {update.examples} examples"
+    if not math.isfinite(update.loss):
+        return f"a loss of {update.loss}; try a smaller training.lr"
     if set(update.payload) != set(assignment.payload):
         return f"a payload of {sorted(update.payload)} where {sorted(assignment.payload)} was asked"
     for kind, full in assignment.payload.items():
@@ -55,6 +61,8 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
             return f"{kind} has other tensors than were asked"
         for name, tensor in full.items():
             expected = assignment.submodel.select(name, tensor).shape
+            if not isinstance(values[name], Tensor):
+                return f"{kind} {name} is a {type(values[name]).__name__}, not a tensor"
             if values[name].shape != expected:
                 return f"{kind} {name} has shape {tuple(values[name].shape)}, not {tuple(expected)}"
             if not torch.isfinite(values[name]).all():
