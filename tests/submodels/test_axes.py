@@ -56,6 +56,14 @@ def test_axes_of_unequal_sizes_cannot_be_the_same() -> None:
         unify(Axis(4), Axis(5))
 
 
+@pytest.mark.parametrize("dynamic_first", [True, False])
+def test_what_meets_a_dynamic_axis_is_dynamic(dynamic_first: bool) -> None:
+    batch, rows = Axis(13, "batch", dynamic=True), Axis(13)
+    unify(*((batch, rows) if dynamic_first else (rows, batch)))
+    assert count(rows, {}) == count(batch, {}) == 1
+    assert rows.frozen
+
+
 @pytest.mark.parametrize("atom_first", [True, False])
 def test_an_atom_takes_on_a_product(atom_first: bool) -> None:
     atom, a, b = Axis(6), Axis(2), Axis(3)

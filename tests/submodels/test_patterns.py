@@ -299,7 +299,7 @@ def split_into_unequal_pieces() -> nn.Module:
     return Model(forward, a=nn.Linear(6, 5), b=nn.Linear(3, 4), h=nn.Linear(6, 5))
 
 
-@case(VECTOR, (3, "a.weight.0 a.bias.0 h.weight.1"), (1 + 1, "a.weight.0 a.bias.0"))
+@case(VECTOR, (3, "a.weight.0 a.bias.0 h.weight.1"), (2, "a.weight.0 a.bias.0"))
 def split_by_a_size_with_a_rest() -> nn.Module:
     """5 by 3: pieces of 3 and 2; the second is only summed."""
 
@@ -468,6 +468,67 @@ def a_layer_that_is_never_called() -> nn.Module:
 def work_in_place() -> nn.Module:
     parts = {"a": nn.Linear(6, 8), "h": nn.Linear(8, 5)}
     return Model(lambda m, x: m.h(m.a(x).mul_(2).add_(1).relu_()), **parts)
+
+
+@case((4, 2, 6, 6), (8, "c.weight.0 c.bias.0 h.weight.1"))
+def time_folded_into_the_batch() -> nn.Module:
+    def forward(m: Model, x: Tensor) -> Tensor:
+        frames = gap(m.c(x.reshape(x.shape[0] * 4, 2, 6, 6)))
+        return m.h(frames.view(x.shape[0], 4, 8).flatten(1))
+
+    return Model(forward, c=conv(2, 8), h=nn.Linear(32, 5))
+
+
+@case(IMAGE, (8, "c.weight.0 c.bias.0 h.weight.1"))
+def standardised_weights() -> nn.Module:
+    def forward(m: Model, x: Tensor) -> Tensor:
+        weight = m.c.weight
+        weight = weight - weight.mean((1, 2, 3), keepdim=True)
+        weight = weight / (weight.std((1, 2, 3), keepdim=True) + 1e-5)
+        return m.h(gap(F.conv2d(x, weight, m.c.bias)))
+
+    return Model(forward, c=conv(2, 8), h=nn.Linear(8, 5))
+
+
+@case(VECTOR, (4, "a.weight.0 a.bias.0 h.weight.1"))
+def gated_halves() -> nn.Module:
+    """One half of a layer's output gates the other."""
+
+    def forward(m: Model, x: Tensor) -> Tensor:
+        value, gate = m.a(x).chunk(2, dim=-1)
+        return m.h(value * torch.sigmoid(gate))
+
+    return Model(forward, a=nn.Linear(6, 8), h=nn.Linear(4, 5))
+
+
+@case(VECTOR, (2, "a.weight.0 a.bias.0 h.weight.1"), (4, "a.weight.0 a.bias.0"))
+def channels_folded_into_the_batch() -> nn.Module:
+    """8 = 2 * 4: the 2 go to the batch, the 4 are summed."""
+
+    def forward(m: Model, x: Tensor) -> Tensor:
+        sums = m.a(x).reshape(x.shape[0] * 2, 4).sum(1, keepdim=True)
+        return m.h(sums.reshape(x.shape[0], 2))
+
+    return Model(forward, a=nn.Linear(6, 8), h=nn.Linear(2, 5))
+
+
+@case(VECTOR, (8, "a.weight.0 a.bias.0"))
+def a_weight_used_again_transposed() -> nn.Module:
+    """Its inputs are the model's, so only its outputs can go."""
+    parts = {"a": nn.Linear(6, 8), "h": nn.Linear(6, 5)}
+    return Model(lambda m, x: m.h(F.linear(m.a(x), m.a.weight.transpose(0, 1))), **parts)
+
+
+@case(
+    IMAGE,
+    (3, "a.weight.0 a.bias.0 b.weight.0 b.bias.0 n.weight.0 n.bias.0 h.weight.1"),
+    (2, "b.weight.0 b.bias.0 n.weight.0 n.bias.0 h.weight.1"),
+    mixes=True,
+)
+def unequal_concatenation_then_group_norm() -> nn.Module:
+    """3 + 7 channels in norm groups of 3 + 2 and 5: the 7 are 2 and (3 + 2), which the norm groups share."""
+    parts = {"a": conv(2, 3), "b": conv(2, 7), "n": nn.GroupNorm(2, 10), "h": nn.Linear(10, 5)}
+    return Model(lambda m, x: m.h(gap(m.n(torch.cat([m.a(x), m.b(x)], 1)))), **parts)
 
 
 # ---------------------------------------------------------------- the tests
