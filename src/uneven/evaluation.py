@@ -81,16 +81,18 @@ def recalibrate(network: Network, running: Sequence[tuple[str, str]], data: Sequ
     """Fill the running statistics of norms: one pass over each client's training examples, then pooled.
 
     Means are weighted by examples; a pooled variance is the mean variance plus the variance of the means.
-    Counters are left alone.
+    A single value has no variance, which counts as 0. Counters are left alone.
     """
-    first = {name: torch.zeros_like(network.tensors[name]) for pair in running for name in pair}
+    double = torch.float64  # the difference of large sums
+    first = {n: torch.zeros_like(network.tensors[n], dtype=double) for pair in running for n in pair}
     total = 0
     for examples in data:
         for index in torch.arange(len(examples)).split(BATCH):  # type: ignore[no-untyped-call]
             network.observe(examples.batch(index)[0])
             total += len(index)
             for mean_name, var_name in running:
-                mean, var = network.tensors[mean_name], network.tensors[var_name]
+                mean, var = (network.tensors[name].double() for name in (mean_name, var_name))
+                var = torch.where(var.isnan(), 0.0, var)
                 first[mean_name] += len(index) * mean
                 first[var_name] += len(index) * (var + mean.square())
     for mean_name, var_name in running:

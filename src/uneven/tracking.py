@@ -16,6 +16,7 @@ dies the checkpoint is whole and the lines up to its round are there; lines afte
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,7 +103,7 @@ class RunFolder:
             raise
 
     def write_lines(self, name: str, lines: Iterable[Line]) -> None:
-        self.write(name, "".join(json.dumps(line) + "\n" for line in lines))
+        self.write(name, "".join(_json(line) + "\n" for line in lines))
 
     def read_lines(self, name: str) -> list[Line]:
         """The whole lines of a file; one cut short by a kill is left out.
@@ -124,7 +125,7 @@ class RunFolder:
             explained(f"{what}; go on with --resume {self.path}"),
             (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file,
         ):
-            file.write(json.dumps(line) + "\n")
+            file.write(_json(line) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -183,7 +184,7 @@ class RunFolder:
         """
         with explained(f"cannot write the result to {self.path}; go on with --resume {self.path}"):
             self.write_lines("clients.jsonl", clients)
-            self.write("result.json", json.dumps(result, indent=2) + "\n")
+            self.write("result.json", _json(result, indent=2) + "\n")
 
     def _memory_files(self) -> dict[int, str]:
         path = self.path / "checkpoint.safetensors"
@@ -193,6 +194,19 @@ class RunFolder:
         for path in (self.path / "memories").glob("*.safetensors"):
             if path.name not in keep:
                 path.unlink()
+
+
+def _json(line: Line, indent: int | None = None) -> str:
+    return json.dumps(_finite(line), indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity, which a loss may be: they become null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _partial(target: Path) -> Path:
