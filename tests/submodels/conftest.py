@@ -5,8 +5,8 @@ from functools import cache
 
 import pytest
 import torch
-from tests.submodels.helpers import info, randomised
 
+from tests.submodels.helpers import info, randomised
 from uneven.models import MODELS
 from uneven.submodels import Supernet
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+
 from tests.submodels.helpers import (
     gap_to_zeroed,
     info,
@@ -15,8 +17,6 @@ from tests.submodels.helpers import (
     randomised,
     train_step,
 )
-from torch import Tensor
-
 from uneven.models import MODELS
 from uneven.submodels import ChannelSubmodel, Supernet
 

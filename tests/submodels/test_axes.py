@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.submodels.helpers import labels
 
+from tests.submodels.helpers import labels
 from uneven.submodels.axes import (
     Axis,
     concat,

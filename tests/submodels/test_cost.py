@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.submodels.helpers import info
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.submodels.helpers import info
 from uneven.models import MODELS
 from uneven.submodels import ChannelSubmodel, Supernet
 

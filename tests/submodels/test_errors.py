@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from uneven.errors import ModelError
 from uneven.submodels import Supernet
+from uneven.submodels.axes import Axis, unify
+from uneven.submodels.rules import RULES, Call, Outcome
 from uneven.submodels.trace import is_users
 
 Forward = Callable[["Two", Tensor], Tensor]
@@ -163,6 +165,34 @@ def test_an_operator_of_python_is_not_taken_for_one_of_aten() -> None:
     supernet = Supernet(Two(run), torch.zeros(6))
     submodel = supernet.prefix(0.5)
     assert submodel.network().load(submodel.gather(supernet.initial))(torch.ones(3, 6)).shape == (3, 8)
+
+
+def test_a_rule_that_misreads_a_call_is_found_out_by_the_traced_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Misread(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.tanh(self.a(x))  # HERE
+            return self.b(y)
+
+    monkeypatch.setitem(RULES, "tanh", lambda call: Outcome(call.axes("self")[:1]))
+    message = failure(Misread())
+    assert "operator tanh is used in a way that its rule cannot read" in message
+    assert "it gives ([13]) and not (13, 8)" in message
+    assert marked_line(Misread) in message
+
+
+def test_a_rule_that_cannot_unify_tells_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Torn(Two):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.tanh(self.a(x)))  # HERE
+
+    def wrong(call: Call) -> Outcome:
+        unify(call.axes("self")[1], Axis(5))
+        return Outcome(call.axes("self"))
+
+    monkeypatch.setitem(RULES, "tanh", wrong)
+    message = failure(Torn())
+    assert "operator tanh is used in a way that its rule cannot read (axes of 8 and 5 entries" in message
+    assert marked_line(Torn) in message
 
 
 # ---------------------------------------------------------------- models that cannot be exported

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.submodels.helpers import loaded, random_keep, randomised
 from torch import Tensor, nn
 
+from tests.submodels.helpers import loaded, random_keep, randomised
 from uneven.submodels import Network, Supernet
 
 Analysed = Callable[..., Supernet]

@@ -7,6 +7,8 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
 from tests.submodels.helpers import (
     differences_at_full_width,
     gap_to_zeroed,
@@ -15,8 +17,6 @@ from tests.submodels.helpers import (
     randomised,
     train_step,
 )
-from torch import Tensor, nn
-
 from uneven.submodels import Supernet
 
 IMAGE, VECTOR = (2, 8, 8), (6,)
@@ -262,6 +262,13 @@ def concatenation_then_flatten() -> nn.Module:
 def flatten_then_concatenation() -> nn.Module:
     parts = {"a": conv(2, 3, stride=4), "b": conv(2, 2, stride=2), "h": nn.Linear(3 * 4 + 2 * 16, 5)}
     return Model(lambda m, x: m.h(torch.cat([m.a(x).flatten(1), m.b(x).flatten(1)], -1)), **parts)
+
+
+@case(IMAGE, (8, "a.weight.0 a.bias.0 b.weight.0 b.bias.0 h.weight.1"))
+def concatenation_in_space() -> nn.Module:
+    """Side by side, both images have the same channels."""
+    parts = {"a": conv(2, 8), "b": conv(2, 8), "h": nn.Linear(8, 5)}
+    return Model(lambda m, x: m.h(gap(torch.cat([m.a(x), m.b(x)], dim=-1))), **parts)
 
 
 @case(
