@@ -22,16 +22,17 @@ def mlp(info: Info, hidden: list[int] | None = None) -> nn.Module:
 
 
 def cnn(info: Info, norm: Norm = "group", groups: int = 1) -> nn.Module:
-    """Three 3x3 convolutions of 32, 64 and 64 channels, each with norm, ReLU and pooling; one linear layer.
+    """A 5x5 convolution of 32 channels and a 3x3 of 64, each with norm, ReLU and pooling; one linear layer.
 
-    About 62 thousand parameters on grey images of 28x28 and ten classes. The linear layer reads positions, not
-    a global average, so that few channels still say much.
+    51 thousand parameters on grey images of 28x28, 62 thousand on colour images of 32x32, ten classes. The
+    linear layer reads positions, not a global average, so that few channels still say much.
     """
-    channels = [info.input_shape[0], 32, 64, 64]
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(channels):
-        layers += [ConvNorm(inputs, outputs, norm_kind=norm, groups=groups), nn.ReLU(), nn.MaxPool2d(2)]
-    pixels = math.prod(size // 8 for size in info.input_shape[1:])
+    channels, height, width = info.input_shape
+    pixels = (height // 4) * (width // 4)
     if pixels == 0:
-        raise ModelError(f"model.name = 'cnn': images of {info.input_shape[1:]} are too small, 8x8 is the least")
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels[-1] * pixels, info.num_classes))
+        raise ModelError(f"model.name = 'cnn': images of {height}x{width} are too small, 4x4 is the least")
+    return nn.Sequential(
+        *(ConvNorm(channels, 32, 5, norm_kind=norm, groups=groups), nn.ReLU(), nn.MaxPool2d(2)),
+        *(ConvNorm(32, 64, 3, norm_kind=norm, groups=groups), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(64 * pixels, info.num_classes)),
+    )

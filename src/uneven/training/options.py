@@ -21,13 +21,13 @@ class TrainingOptions(Options):
     """Weight decay: coupled (L2) in SGD, decoupled in AdamW."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Clip the gradient's global norm to this. Default: no clipping."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: int = Field(default=8, ge=1)
     """Examples a step, at most."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the client's data a round. Default 5, unless ``steps`` is given."""
     steps: int | None = Field(default=None, ge=1)
     """Steps a round, instead of epochs."""
-    schedule: Literal["constant", "cosine", "linear", "step"] = "constant"
+    schedule: Literal["constant", "cosine", "linear", "step"] = "cosine"
     """The learning rate over rounds: constant, to 0 by a half cosine or a line, or in steps."""
     milestones: tuple[int, ...] | None = None
     """Rounds after which schedule ``step`` multiplies the learning rate by ``decay``."""
