@@ -6,11 +6,14 @@ import atexit
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -71,14 +74,29 @@ class Server:
         """Run ``uneven ARGV`` in ``cwd``, after the code ``before``; SIGKILL it after some seconds if asked."""
         with tempfile.TemporaryDirectory() as folder:
             out, err = Path(folder, "out"), Path(folder, "err")
-            request = {"argv": [str(a) for a in argv], "cwd": str(cwd), "before": before}
-            self._send(request | {"out": str(out), "err": str(err)})
-            pid = self._receive()
+            pid = self._start(argv, cwd, before, str(out), str(err))
             if kill_after is not None:
                 time.sleep(kill_after)
                 with contextlib.suppress(ProcessLookupError):  # it had ended before
                     os.kill(pid, signal.SIGKILL)
             return Ended(self._receive(), out.read_text(), err.read_text())
+
+    def in_terminal(self, *argv: object, cwd: Path) -> Ended:
+        """Run ``uneven ARGV`` in a terminal; ``out`` and ``err`` are both what it shows, with its escapes."""
+        screen, keyboard = pty.openpty()
+        before = "import os\nos.environ |= {'TERM': 'xterm-256color', 'COLUMNS': '100'}"
+        with ThreadPoolExecutor(1) as reader:
+            self._start(argv, cwd, before, os.ttyname(keyboard), os.ttyname(keyboard))
+            shown = reader.submit(_all_of, screen)
+            code = self._receive()
+            os.close(keyboard)
+            return Ended(code, shown.result(), shown.result())
+
+    def _start(self, argv: Sequence[object], cwd: Path, before: str, out: str, err: str) -> int:
+        """The process id of the command."""
+        request = {"argv": [str(a) for a in argv], "cwd": str(cwd), "before": before, "out": out, "err": err}
+        self._send(request)
+        return self._receive()
 
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -91,6 +109,15 @@ class Server:
 
     def close(self) -> None:
         self._process.communicate()
+
+
+def _all_of(screen: int) -> str:
+    """What a terminal is sent until nobody has it open any more."""
+    shown = b""
+    with contextlib.suppress(OSError), open(screen, "rb", buffering=0) as file:  # Linux ends it with an error
+        while part := file.read(4096):
+            shown += part
+    return shown.decode()
 
 
 @cache

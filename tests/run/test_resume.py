@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,7 @@ def test_the_installed_command(reference: dict[str, Path], tmp_path: Path) -> No
     process = subprocess.Popen([command, "run", *SCAFFOLD, "--out", "killed"], cwd=tmp_path)
     while not (tmp_path / "killed" / "checkpoint.safetensors").exists():
         assert process.poll() is None
+        time.sleep(0.01)
     process.kill()
     process.wait()
     resume = [command, "run", "--resume", "killed"]
