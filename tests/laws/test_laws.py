@@ -173,7 +173,11 @@ def test_6_something_moves(form: str, model: str) -> None:
     world = formed(form, model, MIXED)
     before = world.method.state
     world.round()
-    moved = [name for name in world.method.supernet.parameters if not torch.equal(world.method.state[name], before[name])]
+    moved = [
+        name
+        for name in world.method.supernet.parameters
+        if not torch.equal(world.method.state[name], before[name])
+    ]
     assert len(moved) > len(world.method.supernet.parameters) / 2
 
 

@@ -33,7 +33,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Every method in every form; full-model methods under mixed capacities must say what they do.
 METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"{m}-{fit}": (m, {"fit": fit}) for m in ("fedavg", "fedprox", "scaffold") for fit in ("exclude", "smallest")},
+    **{
+        f"{m}-{fit}": (m, {"fit": fit})
+        for m in ("fedavg", "fedprox", "scaffold")
+        for fit in ("exclude", "smallest")
+    },
     "heterofl": ("heterofl", {}),
     "heterofl-plain": ("heterofl", {"masked_loss": False, "label_rows": False}),
     "federated_dropout": ("federated_dropout", {}),
@@ -60,9 +64,7 @@ def federation(clients: int = 4) -> Federation:
         y = classes[torch.arange(n) % len(classes)]
         return Examples(torch.randn(n, *INFO.input_shape, generator=draws), y)
 
-    rows = tuple(
-        ClientData(n, str(n), examples(5 + n, n % 3), examples(3, n % 3), {}) for n in range(clients)
-    )
+    rows = tuple(ClientData(n, str(n), examples(5 + n, n % 3), examples(3, n % 3), {}) for n in range(clients))
     return Federation(rows, examples(9, None), INFO)
 
 

@@ -1,0 +1,59 @@
+"""What the docs show is what runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import uneven
+from uneven import describe
+
+ROOT = Path(__file__).parent.parent
+TINY = {"rounds": 1, "cohort": 2, "clients": {"count": 4}, "data": {"train_limit": 100}}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder, empty; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("strongest", "mine"):
+        sys.modules.pop(name, None)
+
+
+def test_write_a_method(here: Path) -> None:
+    (source,) = blocks("write-a-method.md", "python")
+    assert len([line for line in source.splitlines() if line.strip()]) < 60
+    (here / "strongest.py").write_text(source, encoding="utf-8")
+    result = uneven.run(method={"name": "strongest:Strongest", "random": 0.5}, **TINY)
+    assert result["failures"] == 0
+    text, options = describe.method("strongest:Strongest")
+    assert "descending sum" in text
+    assert options.row_count == 1
+
+
+def test_your_model_and_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, script = blocks("your-model-and-data.md", "python")
+    (here / "mine.py").write_text(model, encoding="utf-8")
+    result = uneven.run(model={"name": "mine:wide_net", "channels": 16}, **TINY)
+    assert len(result["per_capacity"]) == 4
+    exec(compile(script, "your-model-and-data.md", "exec"), {})
+    assert "[" in capsys.readouterr().out
+
+
+def test_readme_shows_the_commands_that_make_has() -> None:
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    first_screen = "\n".join(readme.splitlines()[:40])
+    for target in ("demo", "test"):
+        assert f"make {target}" in first_screen
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
