@@ -41,7 +41,7 @@ def test_every_model_gives_one_logit_for_each_class(name: str, info: Info) -> No
     ("name", "parameters"),
     [
         ("mlp", 784 * 200 + 200 + 200 * 100 + 100 + 100 * 10 + 10),
-        ("cnn", 9 * 32 + 9 * 32 * 64 + 9 * 64 * 64 + 2 * (32 + 64 + 64) + 64 * 9 * 10 + 10),  # 28 -> 14 -> 7 -> 3
+        ("cnn", 25 * 32 + 9 * 32 * 64 + 2 * (32 + 64) + 64 * 7 * 7 * 10 + 10),
         ("resnet18", 11_172_810),
         ("resnet_tiny", 174_970),
         ("shufflenet_v2_x0_5", 351_610),
@@ -115,8 +115,8 @@ def test_all_unknown_options_are_named_at_once() -> None:
 
 
 def test_images_that_are_too_small_are_refused() -> None:
-    with pytest.raises(ModelError, match="too small"):
-        build("cnn", Info((3, 7, 7), 2, ("a", "b")), {}, seed=0)
+    with pytest.raises(ModelError, match="images of 3x9 are too small"):
+        build("cnn", Info((3, 3, 9), 2, ("a", "b")), {}, seed=0)
 
 
 # ---------------------------------------------------------------- seeds
