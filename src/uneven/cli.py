@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,11 @@ import typer
 from rich.console import Console
 
 from uneven import data, describe
-from uneven.errors import SpecError, UnevenError
-from uneven.progress import Terminal, closing_lines, result_table
+from uneven.errors import RunError, SpecError, UnevenError
+from uneven.progress import ComparisonView, Terminal, closing_lines, comparison_tables, result_table
 from uneven.run import resume as resume_run
 from uneven.run import start
-from uneven.spec import Spec, load, parse, setting
+from uneven.spec import Spec, load, parse, read, setting
 from uneven.tracking import RunFolder, new_folder
 
 app = typer.Typer(
@@ -77,6 +78,53 @@ def run(
     console.print(result_table(result))
     for line in (*closing_lines(result), f"result: {folder.path / 'result.json'}"):
         console.print(line, soft_wrap=True)
+
+
+@app.command()
+def compare(
+    spec: SpecFile = None,
+    methods: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Methods, or tables [compare.LABEL] of the spec.")
+    ] = "heterofl,federated_dropout,fedrolex",
+    seeds: Annotated[str, typer.Option(metavar="0-4", help="Seeds, like 0-4 or 0,3,7.")] = "0-2",
+    sets: Settings = None,
+    profile: Profile = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(metavar="a.b=x,y", help="Run with each of these values.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with one thread.")] = 1,
+    match: Annotated[
+        str | None, typer.Option(metavar="UNIT", help="Equal budgets for every client: params, macs or bytes.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder; goes on if it exists. Default: runs/<name>-comparison.")
+    ] = None,
+) -> None:
+    """Compare methods over seeds: means with 95 % intervals, differences in pairs, costs."""
+    from uneven import comparison  # scipy takes a while to import
+
+    over = [setting(text) for text in sets or []] + ([{"match": match}] if match else [])
+    table = {} if spec is None else {"name": spec.stem, **read(spec)}
+    folder = out or Path("runs") / f"{table.get('name', 'demo')}-comparison"
+    runs = comparison.plan(
+        table,
+        over,
+        profile,
+        methods=[name.strip() for name in methods.split(",")],
+        seeds=comparison.parse_seeds(seeds),
+        grid=grid or [],
+        out=folder,
+    )
+    console = _console()
+    with ComparisonView(console, runs) as view:
+        failed = comparison.execute(runs, jobs, view.refresh)
+    rows = comparison.summarise(runs)
+    RunFolder(folder).write("comparison.json", json.dumps({"match": match, "rows": rows}, indent=2) + "\n")
+    for shown in comparison_tables(rows):
+        console.print(shown)
+    console.print(f"result: {folder / 'comparison.json'}", soft_wrap=True)
+    if failed:
+        raise RunError("\n".join(f"{path}: {message}" for path, message in failed.items()))
 
 
 @app.command()

@@ -20,7 +20,7 @@ from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Upd
 from uneven.rng import generator
 from uneven.spec import Spec
 from uneven.submodels import Supernet
-from uneven.submodels.cost import width_for
+from uneven.submodels.cost import cost, width_for
 
 
 @dataclass
@@ -61,12 +61,23 @@ class Experiment:
         """What the server knows of every client."""
         options, clients = self.spec.clients.capacities, self.federation.clients
         capacities = deal(options, self.federation, self.spec.seed)
-        widths = {c: width_for(self.supernet, c, options.unit) for c in sorted(set(capacities))}
+        fits = {c: self._fit(c) for c in sorted(set(capacities))}
         classes = self.federation.info.num_classes
         return [
-            ClientCard(client.id, len(client.train), client.label_counts(classes), capacity, widths[capacity])
+            ClientCard(client.id, len(client.train), client.label_counts(classes), capacity, *fits[capacity])
             for client, capacity in zip(clients, capacities, strict=True)
         ]
+
+    def _fit(self, capacity: float) -> tuple[float, int | None]:
+        """The width for a capacity; with ``match``, the method's own for the same budget, and that budget."""
+        width, unit = width_for(self.supernet, capacity, self.spec.clients.capacities.unit), self.spec.match
+        if unit is None:
+            return width, None
+        budget = cost(self.supernet.prefix(width), unit)
+        matched = self.spec.method_class.width_within(self.supernet, unit, budget)
+        if matched is None:
+            raise SpecError([f"match = {unit!r}: no width of this method costs at most {budget:,} {unit}"])
+        return matched, budget
 
     def cohort_size(self, eligible: Sequence[ClientCard]) -> int:
         cohort = self.spec.cohort

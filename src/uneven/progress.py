@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from uneven.experiment import Experiment
 from uneven.tracking import Line
+
+if TYPE_CHECKING:
+    from uneven.comparison import Run
 
 
 class Terminal:
@@ -89,3 +94,81 @@ def closing_lines(result: dict[str, Any]) -> list[str]:
     if result["failures"]:
         lines.insert(2, f"failed updates: {result['failures']} (reasons in rounds.jsonl)")
     return lines
+
+
+class ComparisonView:
+    """How far each run of a comparison is: a live table on a terminal, a line per finished run elsewhere."""
+
+    def __init__(self, console: Console, runs: Sequence[Run]) -> None:
+        self._console, self._runs = console, runs
+        self._live = Live(self._table(), console=console, auto_refresh=False, transient=True)
+        self._told = {run.folder.path for run in runs if run.folder.finished}
+
+    def __enter__(self) -> ComparisonView:
+        self._console.print(f"{len(self._runs)} runs, {len(self._told)} of them finished before")
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def refresh(self) -> None:
+        if self._console.is_terminal:
+            self._live.update(self._table(), refresh=True)
+            return
+        for run in self._runs:
+            if run.folder.path not in self._told and (result := run.result()) is not None:
+                self._told.add(run.folder.path)
+                self._console.print(f"{run.folder.path}: accuracy {result['accuracy']:.3f}", soft_wrap=True)
+
+    def _table(self) -> Table:
+        table = Table("method", "seed", "round", "accuracy so far")
+        for run in self._runs:
+            lines = run.folder.read_lines("rounds.jsonl")
+            scores = [line["evaluation"]["accuracy"] for line in lines if "evaluation" in line]
+            done = f"{len(lines)}/{run.spec.rounds}"
+            table.add_row(_label(run.label, run.grid), str(run.seed), done, f"{scores[-1]:.3f}" if scores else "-")
+        return table
+
+
+def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
+    """Means with 95 % intervals and the paired difference to the first method; and what they cost."""
+    means = {
+        "full model": "accuracy",
+        "to the first": "difference",
+        "smallest": "smallest",
+        "local mean": "local_mean",
+        "local worst": "local_worst",
+    }
+    costs = {"parameters": "parameters", "MACs": "macs", "bytes a round*": "bytes_per_round"}
+    scores = _right_aligned("accuracy after the final round, mean ± 95 % interval over seeds", ["seeds", *means])
+    prices = _right_aligned("mean cost of a client (bytes: of the cohort)", [*costs, "budget used"])
+    for row in rows:
+        label = _label(row["method"], row["grid"].items())
+        if not row["seeds"]:
+            scores.add_row(label, "0", "not run")
+            continue
+        scores.add_row(label, str(len(row["seeds"])), *(_interval(row.get(key)) for key in means.values()))
+        budget = f"{row['budget']['mean']:.1%} of {row['budget']['unit']}" if "budget" in row else "-"
+        prices.add_row(label, *(f"{row[key]:,.0f}" for key in costs.values()), budget)
+    return [scores, prices]
+
+
+def _right_aligned(title: str, headings: Iterable[str]) -> Table:
+    table = Table("method", title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _label(method: str, grid: Iterable[tuple[str, Any]]) -> str:
+    return " ".join([method, *(f"{key}={value}" for key, value in grid)])
+
+
+def _interval(mean: dict[str, Any] | None) -> str:
+    if mean is None:
+        return "-"
+    half = mean["half_width_95"]
+    return f"{mean['mean']:.3f}" + ("" if half is None else f" ± {half:.3f}")

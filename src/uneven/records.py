@@ -11,6 +11,7 @@ import torch
 
 from uneven.evaluation import Evaluation, Score
 from uneven.experiment import Experiment, Round
+from uneven.submodels.cost import cost
 from uneven.tracking import Line
 
 
@@ -82,6 +83,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
     spec = experiment.spec
     best = max((line for line in lines if "evaluation" in line), key=lambda x: x["evaluation"]["accuracy"])
     return {
+        **_budget(experiment),
         "name": spec.name,
         "method": spec.model_dump(mode="json")["method"]["name"],
         "seed": spec.seed,
@@ -102,6 +104,15 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
+
+
+def _budget(experiment: Experiment) -> dict[str, Any]:
+    """With ``match``: which share of its budget each client that takes part uses, in the first round."""
+    unit, method = experiment.spec.match, experiment.method
+    if unit is None:
+        return {}
+    used = [cost(method.submodel(1, card), unit) / card.budget for card in method.eligible() if card.budget]
+    return {"budget": {"unit": unit, "mean": sum(used) / len(used), "least": min(used), "most": max(used)}}
 
 
 def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ from uneven.lookup import unknown_options
 from uneven.methods import Method, method_class
 from uneven.models import find_model
 from uneven.options import Options
+from uneven.submodels.cost import Unit
 from uneven.training import TrainingOptions
 
 
@@ -98,6 +99,8 @@ class Spec(Options):
     """Clients a round: a whole number, or a share in (0, 1] of the clients that can take part."""
     quorum: float = Field(default=0.5, ge=0, le=1)
     """The share of a cohort whose updates must be accepted; below it the run stops."""
+    match: Unit | None = None
+    """Solve each client's width so that the method's submodel costs what its capacity would, in this unit."""
     data: DataOptions = DataOptions()
     clients: ClientsOptions = ClientsOptions()
     model: ModelSection = ModelSection()
@@ -142,7 +145,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def parse(table: Mapping[str, Any], over: Sequence[Mapping[str, Any]] = (), profile: str | None = None) -> Spec:
     """A checked spec from nested tables; see `load`. What a run wrote beside its spec (``versions``) is no key."""
-    merged = _full({k: v for k, v in table.items() if k not in ("profile", "versions")})
+    merged = _full({k: v for k, v in table.items() if k not in ("profile", "compare", "versions")})
     for layer in (_profile(table.get("profile", {}), profile), *over):
         merged = _merge(merged, _full(layer))
     return _validated(merged)

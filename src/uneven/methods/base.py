@@ -50,6 +50,7 @@ from uneven.data import Examples
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
+from uneven.submodels.cost import Unit, widest
 from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
 
 
@@ -62,7 +63,8 @@ class ClientCard:
     """What the server knows of a client.
 
     ``examples``: n_n, of its training split. ``label_counts``: (classes,) int64, of the same. ``capacity``: as
-    the spec gives it. ``width``: r_n, the share of every channel axis that the capacity allows.
+    the spec gives it. ``width``: r_n, the share of every channel axis that the capacity allows. ``budget``:
+    what the client may cost, in the unit that methods are matched by; None where they are not.
     """
 
     id: int
@@ -70,6 +72,7 @@ class ClientCard:
     label_counts: Tensor
     capacity: float
     width: float
+    budget: int | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,11 @@ class Method:
     def resolve(self, context: Context, options: MethodOptions) -> MethodOptions:
         """Options with every ``auto`` decided; raises `MethodError` where the method cannot run like this."""
         return options
+
+    @classmethod
+    def width_within(cls, supernet: Supernet, unit: Unit, budget: int) -> float | None:
+        """The largest width at which this method's submodels cost at most ``budget``; None if none does."""
+        return widest(supernet, {unit: budget})
 
     def submodel(self, t: int, client: ClientCard) -> Submodel:
         """Which part of the model the client holds in round t. Must be defined."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from uneven.errors import SpecError
-from uneven.submodels.channels import ChannelSubmodel, Supernet
+from uneven.submodels import Submodel, Supernet
 
 Unit = Literal["params", "macs", "bytes"]
 
 
-def cost(submodel: ChannelSubmodel, unit: Unit) -> int:
+def cost(submodel: Submodel, unit: Unit) -> int:
     """``params``: parameters held. ``macs``: of one example's forward pass. ``bytes``: of all tensors held."""
     if unit == "params":
         return submodel.size
@@ -20,7 +21,7 @@ def cost(submodel: ChannelSubmodel, unit: Unit) -> int:
     return submodel.nbytes
 
 
-def width_for(supernet: Supernet, capacity: float, unit: Any) -> float:
+def width_for(supernet: Supernet, capacity: float, unit: Unit | Literal["width"]) -> float:
     """The largest width whose prefix costs at most ``capacity`` times the full model, in ``unit``.
 
     For parameters the limit is k = ceil(capacity d). ``unit = "width"`` is the width itself.
@@ -31,30 +32,30 @@ def width_for(supernet: Supernet, capacity: float, unit: Any) -> float:
     if unit == "width":
         return capacity
     full = cost(supernet.prefix(1.0), unit)
-    limit = math.ceil(round(capacity * full, 6))
-    widths = _steps(supernet)
-    fitting = _last_fitting(supernet, widths, unit, limit)
-    if fitting is None:
-        least = cost(supernet.prefix(widths[0]), unit) / full
+    width = widest(supernet, {unit: math.ceil(round(capacity * full, 6))})
+    if width is None:
+        least = cost(supernet.prefix(widths(supernet)[0]), unit) / full
         raise SpecError(
             [
                 f"clients.capacities: {capacity:g} of the {unit} cannot be reached by a width of this model; "
                 f"the reachable range is {least:.4g} to 1"
             ]
         )
-    return fitting
+    return width
 
 
-def _steps(supernet: Supernet) -> list[float]:
-    """Every width at which some group gains a channel."""
-    return sorted({k / group.size for group in supernet.groups for k in range(1, group.size + 1)} | {1.0})
-
-
-def _last_fitting(supernet: Supernet, widths: list[float], unit: Unit, limit: int) -> float | None:
-    """Binary search: costs grow with the width."""
-    low, high = -1, len(widths) - 1
-    while low < high:
+def widest(supernet: Supernet, limits: Mapping[Unit, int]) -> float | None:
+    """The largest width whose prefix is within every limit; None if even one channel per group is not."""
+    steps = widths(supernet)
+    low, high = -1, len(steps) - 1
+    while low < high:  # costs grow with the width
         middle = (low + high + 1) // 2
-        fits = cost(supernet.prefix(widths[middle]), unit) <= limit
+        prefix = supernet.prefix(steps[middle])
+        fits = all(cost(prefix, unit) <= limit for unit, limit in limits.items())
         low, high = (middle, high) if fits else (low, middle - 1)
-    return widths[low] if low >= 0 else None
+    return steps[low] if low >= 0 else None
+
+
+def widths(supernet: Supernet) -> list[float]:
+    """Every width at which some group gains a channel, ascending; 1 is the last."""
+    return sorted({k / group.size for group in supernet.groups for k in range(1, group.size + 1)} | {1.0})

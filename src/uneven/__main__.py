@@ -1,0 +1,5 @@
+"""``python -m uneven``: the command."""
+
+from uneven.cli import main
+
+main()

@@ -1,0 +1,253 @@
+"""Methods compared: every combination of method, options and seed as a run of its own, then statistics.
+
+A run that is finished is not run again, and one that was stopped goes on, so a comparison can be interrupted at
+any time and started again; its ``comparison.json`` comes out the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from uneven.errors import RunError, SpecError, nearest
+from uneven.methods import METHODS
+from uneven.spec import Spec, parse, setting
+from uneven.tracking import RunFolder
+
+Table = Mapping[str, Any]
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison. ``label`` names its method, ``grid`` its values of the grid's keys."""
+
+    label: str
+    grid: tuple[tuple[str, Any], ...]
+    seed: int
+    spec: Spec
+    folder: RunFolder
+
+    @property
+    def row(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+        """What it has in common with the runs of other seeds."""
+        return self.label, self.grid
+
+    def result(self) -> dict[str, Any] | None:
+        """The content of its ``result.json``, None while it is not finished."""
+        path = self.folder.path / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def plan(
+    table: Table,
+    over: Sequence[Table],
+    profile: str | None,
+    *,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    grid: Sequence[str],
+    out: Path,
+) -> list[Run]:
+    """Every run: methods x grid x seeds. A method is a name, or a table ``[compare.LABEL]`` of the spec's with
+    the method's options (its ``name`` is the label where it says none).
+
+    Raises:
+        SpecError: a spec among them does not hold.
+    """
+    base = {key: value for key, value in table.items() if key != "compare"}
+    forms = table.get("compare", {})
+    axes = [_grid_axis(text) for text in grid]
+    runs = []
+    for label in methods:
+        method = _form(label, forms)
+        for point in itertools.product(*axes):
+            layers = [*over, {"method": method}, *(setting(f"{key}={_toml(v)}") for key, v in point)]
+            where = out / label / (",".join(f"{key}={value}" for key, value in point) or ".")
+            for seed in seeds:
+                spec = parse(base, [*layers, {"seed": seed}], profile)
+                runs.append(Run(label, point, seed, spec, RunFolder(where / f"seed-{seed}")))
+    return runs
+
+
+def _form(label: str, forms: Table) -> Table:
+    if label in forms:
+        return {"name": label, **forms[label]}
+    if label in METHODS or ":" in label:
+        return {"name": label}
+    raise SpecError([f"--methods {label!r}: {nearest(label, [*METHODS, *forms])}, or a table [compare.{label}]"])
+
+
+def _grid_axis(text: str) -> list[tuple[str, Any]]:
+    key, equals, values = text.partition("=")
+    if not equals or not values:
+        raise SpecError([f"--grid {text!r}: must be of the form a.b=x,y"])
+    parsed = setting(f"values=[{values}]")["values"]
+    return [(key.strip(), value) for value in (parsed if isinstance(parsed, list) else values.split(","))]
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``0-4`` or ``0,3,7`` or both.
+
+    >>> parse_seeds("0-2,7")
+    [0, 1, 2, 7]
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()):
+            raise SpecError([f"--seeds {text!r}: must be like 0-4 or 0,3,7"])
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def execute(runs: Sequence[Run], jobs: int, watch: Callable[[], None]) -> dict[Path, str]:
+    """Run what is not finished, ``jobs`` at a time, each in a process of its own with one thread.
+
+    Returns the error message of each run that failed, by its folder. ``watch`` is called now and then.
+
+    Raises:
+        RunError: a folder holds a run of another spec.
+    """
+    for run in runs:
+        _prepare(run)
+    waiting = [run for run in runs if not run.folder.finished]
+    active: dict[Path, subprocess.Popen[str]] = {}
+    failed: dict[Path, str] = {}
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop(0)
+                active[run.folder.path] = _spawn(run)
+            _collect(active, failed)
+            watch()
+            time.sleep(POLL_SECONDS)
+    finally:
+        for process in active.values():
+            process.terminate()
+    return failed
+
+
+def _prepare(run: Run) -> None:
+    """Put the spec into the run's folder, where `resume` finds it."""
+    planned, text = run.folder.path / "planned.toml", run.spec.to_toml({})
+    if not planned.is_file():
+        run.folder.create(text, overwrite=False)
+        run.folder.write("planned.toml", text)
+    elif planned.read_text(encoding="utf-8") != text:
+        raise RunError(f"{run.folder.path} holds a run of another spec: choose another --out, or remove it")
+
+
+def _spawn(run: Run) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "uneven", "run", "--resume", str(run.folder.path)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _collect(active: dict[Path, subprocess.Popen[str]], failed: dict[Path, str]) -> None:
+    for path, process in list(active.items()):
+        if process.poll() is not None:
+            _, errors = process.communicate()
+            if process.returncode:
+                failed[path] = errors.strip() or f"ended with code {process.returncode}"
+            del active[path]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over seeds, with half of its 95 % interval (Student's t; None for a single seed)."""
+
+    mean: float
+    half: float | None
+    values: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + ("" if self.half is None else f" ± {self.half:.3f}")
+
+
+def mean_of(values: Sequence[float]) -> Mean:
+    """Mean and half-width t_{0.975, n-1} s / sqrt(n), s the sample standard deviation.
+
+    >>> str(mean_of([0.1, 0.2, 0.3]))
+    '0.200 ± 0.248'
+    """
+    n, mean = len(values), math.fsum(values) / len(values)
+    if n < 2:
+        return Mean(mean, None, tuple(values))
+    s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
+    return Mean(mean, float(stats.t.ppf(0.975, n - 1)) * s / math.sqrt(n), tuple(values))
+
+
+# What a comparison reports of each result, all of the final round.
+METRICS: dict[str, Callable[[Any], float]] = {
+    "accuracy": lambda result: result["accuracy"],
+    "smallest": lambda result: result["per_capacity"][-1]["accuracy"],
+    "local_mean": lambda result: result["local"]["mean"],
+    "local_worst": lambda result: result["local"]["worst"],
+    "local_tail": lambda result: result["local"]["tail"],
+}
+# Costs of a run: means over clients, the same for every seed but for who was drawn.
+COSTS: dict[str, Callable[[Any], float]] = {
+    "parameters": lambda result: _client_mean(result, "parameters"),
+    "macs": lambda result: _client_mean(result, "macs"),
+    "bytes_per_round": lambda result: (result["bytes"]["up"] + result["bytes"]["down"]) / result["rounds"],
+    "training_macs": lambda result: result["macs"],
+}
+
+
+def _client_mean(result: Any, key: str) -> float:
+    rows = result["per_capacity"]
+    total: float = sum(row["clients"] * row[key] for row in rows) / sum(row["clients"] for row in rows)
+    return total
+
+
+def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """A row per method and grid point: metrics over the finished seeds, paired differences to the first row.
+
+    A difference is taken seed by seed, over the seeds that both rows have.
+    """
+    rows: dict[Any, dict[int, Any]] = {}
+    for run in runs:
+        finished = rows.setdefault(run.row, {})
+        if (result := run.result()) is not None:
+            finished[run.seed] = result
+    first = next(iter(rows.values()))
+    return [
+        {
+            "method": label,
+            "grid": dict(grid),
+            "seeds": list(results),
+            **({} if not results else dict(_statistics(results, first))),
+        }
+        for (label, grid), results in rows.items()
+    ]
+
+
+def _statistics(results: Mapping[int, Any], first: Mapping[int, Any]) -> Iterator[tuple[str, Any]]:
+    for name, metric in METRICS.items():
+        yield name, _as_json(mean_of([metric(result) for result in results.values()]))
+    both = [seed for seed in results if seed in first]
+    if both and results is not first:
+        pairs = [results[seed]["accuracy"] - first[seed]["accuracy"] for seed in both]
+        yield "difference", _as_json(mean_of(pairs))
+    for name, cost in COSTS.items():
+        yield name, math.fsum(cost(result) for result in results.values()) / len(results)
+    if all("budget" in result for result in results.values()):
+        yield "budget", next(iter(results.values()))["budget"]
+
+
+def _as_json(mean: Mean) -> dict[str, Any]:
+    return {"mean": mean.mean, "half_width_95": mean.half, "values": list(mean.values)}
