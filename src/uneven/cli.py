@@ -13,11 +13,12 @@ from rich.console import Console
 
 from uneven import data, describe
 from uneven.errors import RunError, SpecError, UnevenError
+from uneven.experiment import load_model
 from uneven.progress import ComparisonView, Terminal, closing_lines, comparison_tables, result_table
+from uneven.run import one_thread, start
 from uneven.run import resume as resume_run
-from uneven.run import start
 from uneven.spec import Spec, load, parse, read, setting
-from uneven.tracking import RunFolder, new_folder
+from uneven.tracking import RunFolder, explained, new_folder
 
 app = typer.Typer(
     help="Federated learning on uneven devices and uneven data.",
@@ -158,6 +159,30 @@ def show_data(
     except (OSError, ValueError) as error:
         raise UnevenError(f"--plot {target}: {error}") from error
     console.print(f"plot: {target}", soft_wrap=True)
+
+
+@app.command()
+def groups(
+    spec: SpecFile = None,
+    sets: Settings = None,
+    profile: Profile = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Where to draw the picture.")] = None,
+) -> None:
+    """Show a model's channel groups: which tensors share them, and what cannot be dropped and why."""
+    from uneven import structure_view
+
+    chosen = _spec(spec, sets, profile)
+    with one_thread():
+        _, supernet = load_model(chosen)
+    console = _console()
+    console.print(structure_view.groups_table(supernet))
+    console.print(structure_view.kept_table(supernet))
+    share = structure_view.droppable_share(supernet)
+    console.print(f"{supernet.size:,} parameters; at the smallest width {1 - share:.2%} of them are left")
+    if plot is not None:
+        with explained(f"cannot write the picture {plot}"):
+            structure_view.plot(supernet, plot)
+        console.print(f"picture: {plot}", soft_wrap=True)
 
 
 def _console() -> Console:

@@ -37,6 +37,14 @@ class Round:
     seconds: float
 
 
+def load_model(spec: Spec) -> tuple[Federation, Supernet]:
+    """The data of a spec, and its model, analysed."""
+    federation = data.load(spec.data, spec.clients.count, spec.seed)
+    model = models.build(spec.model.name, federation.info, spec.model.options, spec.seed)
+    example, _ = federation.test.batch(torch.tensor([0]))
+    return federation, Supernet(model, example[0])
+
+
 class Experiment:
     """One run in memory: data, model, method, engine. Tracking and checkpoints are in `uneven.tracking`.
 
@@ -46,10 +54,7 @@ class Experiment:
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
-        self.federation: Federation = data.load(spec.data, spec.clients.count, spec.seed)
-        info = self.federation.info
-        model = models.build(spec.model.name, info, spec.model.options, spec.seed)
-        self.supernet = Supernet(model, self.federation.test.batch(torch.tensor([0]))[0][0])
+        self.federation, self.supernet = load_model(spec)
         context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server)
         self.method: Method = spec.method_class(context, spec.method_options)
         half = self.method.Client(self.supernet, spec.training, self.method.options, spec.rounds, spec.seed)
