@@ -30,6 +30,7 @@ TINY = {
     "model.name": "mlp",
     "model.hidden": [8],
     "training.epochs": 1,
+    "training.schedule": "constant",
     "evaluation.every": 2,
 }
 """About a tenth of a second of training."""

@@ -22,9 +22,19 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-@pytest.mark.parametrize("round_", [1, 2, 4])
-def test_files_that_may_not_grow(round_: int, reference: Path, tmp_path: Path) -> None:
-    fault = f"at('{SAVE}', {round_}, no_space)"
+CHECKPOINT = "where=lambda _, name, *__: name.startswith('checkpoint')"
+
+
+@pytest.mark.parametrize(
+    ("round_", "fault"),
+    [
+        (1, f"at('{SAVE}', 1, no_space)"),
+        (2, f"at('{SAVE}', 2, no_space)"),
+        (2, f"at('uneven.tracking:RunFolder.write', 2, no_space, {CHECKPOINT})"),  # the memories had room
+        (4, f"at('uneven.tracking:RunFolder.write', 4, no_space, {CHECKPOINT})"),
+    ],
+)
+def test_files_that_may_not_grow(round_: int, fault: str, reference: Path, tmp_path: Path) -> None:
     ended = server()("run", *RUN, "--out", "run", cwd=tmp_path, before=fault)
     one_error(ended, f"cannot write the checkpoint of round {round_}", "File too large", "--resume run")
     checkpoint = tmp_path / "run" / "checkpoint.safetensors"

@@ -203,8 +203,15 @@ def test_interrupted(reference: dict[str, Path], tmp_path: Path) -> None:
     assert_same_run(tmp_path / "stopped", reference["scaffold"])
 
 
-def test_the_bits_do_not_hang_on_the_threads(reference: dict[str, Path], tmp_path: Path) -> None:
-    server()("run", *SCAFFOLD, "--out", "four", cwd=tmp_path, before="import torch; torch.set_num_threads(4)")
+def test_one_thread(reference: dict[str, Path], tmp_path: Path) -> None:
+    """Sums over several threads have other bits, so a run takes one, wherever it is started."""
+    before = (
+        "import torch\n"
+        "torch.set_num_threads(4)\n"
+        "at('uneven.methods.base:train_locally', fault=lambda: print(torch.get_num_threads(), 'thread'))"
+    )
+    ended = server()("run", *SCAFFOLD, "--out", "four", cwd=tmp_path, before=before)
+    assert "\n1 thread\n" in ended.out
     assert_same_run(tmp_path / "four", reference["scaffold"])
 
 
