@@ -18,6 +18,7 @@ from uneven.progress import ComparisonView, Terminal, closing_lines, comparison_
 from uneven.run import one_thread, start
 from uneven.run import resume as resume_run
 from uneven.spec import Spec, load, parse, read, setting
+from uneven.submodels.cost import Unit
 from uneven.tracking import RunFolder, explained, new_folder
 
 app = typer.Typer(
@@ -159,6 +160,37 @@ def show_data(
     except (OSError, ValueError) as error:
         raise UnevenError(f"--plot {target}: {error}") from error
     console.print(f"plot: {target}", soft_wrap=True)
+
+
+@app.command()
+def plan(
+    spec: SpecFile = None,
+    sets: Settings = None,
+    profile: Profile = None,
+    memory: Annotated[str | None, typer.Option(metavar="512MB", help="Memory for training, at most.")] = None,
+    macs: Annotated[str | None, typer.Option(metavar="1G", help="MACs of one example, at most.")] = None,
+    bytes_: Annotated[str | None, typer.Option("--bytes", metavar="2MB", help="One message, at most.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Run each width in a process of its own.")] = False,
+) -> None:
+    """Show what each width of the model costs on a device, and the widest that fits the limits."""
+    from uneven import plan as planning
+
+    chosen = _spec(spec, sets, profile)
+    given: dict[Unit, str | None] = {"memory": memory, "macs": macs, "bytes": bytes_}
+    limits = {u: planning.quantity(text, f"--{u}") for u, text in given.items() if text is not None}
+    console = _console()
+    with one_thread():
+        planner = planning.Planner(chosen)
+        rows = [planner.row(width, measure) for width in planning.WIDTHS]
+        console.print(planning.table(rows, chosen.training.batch_size))
+        if not limits:
+            return
+        said = ", ".join(f"{unit} at most {given[unit]}" for unit in limits)
+        widest = planner.widest(limits)
+        if widest is None:
+            raise SpecError([f"no width fits ({said}): the smallest costs more"])
+        console.print(f"the widest that fits ({said}): {widest:.4g}")
+        console.print(planning.table([planner.row(widest, measure)], chosen.training.batch_size))
 
 
 @app.command()

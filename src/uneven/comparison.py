@@ -162,7 +162,7 @@ def _collect(active: dict[Path, subprocess.Popen[str]], failed: dict[Path, str])
         if process.poll() is not None:
             _, errors = process.communicate()
             if process.returncode:
-                failed[path] = errors.strip() or f"ended with code {process.returncode}"
+                failed[path] = errors.strip().removeprefix("error: ") or f"ended with code {process.returncode}"
             del active[path]
 
 

@@ -75,11 +75,14 @@ class Experiment:
 
     def _fit(self, capacity: float) -> tuple[float, int | None]:
         """The width for a capacity; with ``match``, the method's own for the same budget, and that budget."""
-        width, unit = width_for(self.supernet, capacity, self.spec.clients.capacities.unit), self.spec.match
+        unit, training = self.spec.match, self.spec.training
+        width = width_for(self.supernet, capacity, self.spec.clients.capacities.unit, training)
         if unit is None:
             return width, None
-        budget = cost(self.supernet.prefix(width), unit)
-        matched = self.spec.method_class.width_within(self.supernet, unit, budget)
+        budget = cost(self.supernet.prefix(width), unit, training)
+        matched = self.spec.method_class.widest(
+            self.supernet, lambda submodel: cost(submodel, unit, training) <= budget
+        )
         if matched is None:
             raise SpecError([f"match = {unit!r}: no width of this method costs at most {budget:,} {unit}"])
         return matched, budget
@@ -137,7 +140,7 @@ class Experiment:
             first = log.failures[0]
             raise QuorumError(
                 f"round {log.t}: {accepted} of {len(log.cohort)} updates were accepted, quorum = "
-                f"{self.spec.quorum:g} needs {max(needed, 1)}; {self.spec.method.name}, client "
+                f"{self.spec.quorum:g} needs {max(needed, 1)}; {self.spec.names['method']}, client "
                 f"{first.client}: {first.reason}"
             )
 

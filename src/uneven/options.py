@@ -1,9 +1,15 @@
 """The base of every table of options: typed, frozen, and an unknown key is an error."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+Many = Annotated[tuple[T, ...], Field(strict=False)]
+"""Several values; a list will do, as TOML has no tuples. The values themselves are not converted."""
 
 
 class Options(BaseModel):
     """One table of a spec. Every field has a description; the command line shows them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)

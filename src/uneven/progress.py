@@ -46,7 +46,7 @@ class Terminal:
     def started(self, experiment: Experiment, folder: Path | None, done: int) -> None:
         spec, d = experiment.spec, experiment.supernet.size
         capacities = sorted({card.capacity for card in experiment.cards}, reverse=True)
-        method, model = (spec.model_dump(mode="json")[part]["name"] for part in ("method", "model"))
+        method, model = spec.names["method"], spec.names["model"]
         self._console.print(
             f"{method}: {len(experiment.cards)} clients, {model} of {d:,} parameters, capacities "
             f"{', '.join(f'{c:g}' for c in capacities)}" + (f", in {folder}" if folder else ""),

@@ -85,7 +85,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
     return {
         **_budget(experiment),
         "name": spec.name,
-        "method": spec.model_dump(mode="json")["method"]["name"],
+        "method": spec.names["method"],
         "seed": spec.seed,
         "version": version("uneven"),
         "rounds": spec.rounds,
@@ -108,10 +108,11 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
 
 def _budget(experiment: Experiment) -> dict[str, Any]:
     """With ``match``: which share of its budget each client that takes part uses, in the first round."""
-    unit, method = experiment.spec.match, experiment.method
+    unit, method, training = experiment.spec.match, experiment.method, experiment.spec.training
     if unit is None:
         return {}
-    used = [cost(method.submodel(1, card), unit) / card.budget for card in method.eligible() if card.budget]
+    cards = [card for card in method.eligible() if card.budget]
+    used = [cost(method.submodel(1, card), unit, training) / (card.budget or 1) for card in cards]
     return {"budget": {"unit": unit, "mean": sum(used) / len(used), "least": min(used), "most": max(used)}}
 
 

@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from uneven.aggregation import ServerOptions
-from uneven.allocation import Capacities
+from uneven.allocation import LEVELS, Capacities
 from uneven.data import DataOptions
 from uneven.errors import MethodError, ModelError, SpecError, nearest
 from uneven.evaluation import EvaluationOptions
@@ -35,7 +35,7 @@ class ClientsOptions(Options):
 
     count: int | None = Field(default=None, ge=1)
     """How many clients. Default 100, or as many as the data name where the partition is natural."""
-    capacities: Capacities = Capacities(levels=(1, 0.5, 0.25, 0.125))
+    capacities: Capacities = Capacities(levels=LEVELS)
     """How much of the model each client can hold: a number for all, a list, or a table."""
 
 
@@ -114,6 +114,12 @@ class Spec(Options):
     @property
     def method_class(self) -> type[Method]:
         return method_class(self.method.name)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The method's and the model's name, dotted where they are the user's own."""
+        dumped = self.model_dump(mode="json", include={"method": {"name"}, "model": {"name"}})
+        return {section: table["name"] for section, table in dumped.items()}
 
     @property
     def method_options(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -10,32 +10,35 @@ from pydantic import Field, model_validator
 
 from uneven.data import Federation
 from uneven.errors import SpecError, nearest
-from uneven.options import Options
+from uneven.options import Many, Options
 from uneven.rng import generator
 
+LEVELS = (1.0, 0.5, 0.25, 0.125)
 Capacity = Annotated[float, Field(gt=0, le=1)]
 
 
 class Capacities(Options):
     """One of ``levels``, ``values`` or ``column``. A number alone is one level, a list alone is ``values``."""
 
-    levels: tuple[Capacity, ...] | None = Field(default=None, min_length=1)
+    levels: Many[Capacity] | None = Field(default=None, min_length=1)
     """Capacities in (0, 1], dealt to the clients by a seeded permutation."""
-    shares: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+    shares: Many[Annotated[float, Field(gt=0)]] | None = None
     """The share of the clients that gets each level. Default: equal shares."""
-    values: tuple[Capacity, ...] | None = Field(default=None, min_length=1)
+    values: Many[Capacity] | None = Field(default=None, min_length=1)
     """One capacity per client."""
     column: str | None = None
     """A numeric column of the data that is one number per natural client."""
-    unit: Literal["width", "params", "macs", "bytes"] = "width"
+    unit: Literal["width", "params", "macs", "bytes", "memory"] = "width"
     """What a capacity is a share of: every channel axis, or the full model's parameters, multiply-accumulates
-    or bytes."""
+    bytes, or predicted training memory."""
 
     @model_validator(mode="before")
     @classmethod
     def _short_forms(cls, given: Any) -> Any:
         if isinstance(given, int | float) and not isinstance(given, bool):
             return {"levels": [given]}
+        if isinstance(given, Mapping) and not {"levels", "values", "column"} & given.keys():
+            return {"levels": LEVELS, **given}
         return {"values": given} if isinstance(given, list | tuple) else given
 
     @model_validator(mode="after")

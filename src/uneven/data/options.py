@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field, field_serializer, field_validator, model
 from pydantic.json_schema import SkipJsonSchema
 
 from uneven.data.rows import InMemory
-from uneven.options import Options
+from uneven.options import Many, Options
 
 
 class Iid(Options):
@@ -109,7 +109,7 @@ class DataOptions(Options):
         default=None,
         description="Column that says 'train', 'test' or 'validation' of each row. Default: files say it.",
     )
-    shape: tuple[Annotated[int, Field(gt=0)], ...] | None = Field(
+    shape: Many[Annotated[int, Field(gt=0)]] | None = Field(
         default=None,
         description="Shape of one input, for columns of lists, e.g. [128, 6] for lists of 768 numbers.",
     )

@@ -66,5 +66,5 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
             if values[name].shape != expected:
                 return f"{kind} {name} has shape {tuple(values[name].shape)}, not {tuple(expected)}"
             if not torch.isfinite(values[name]).all():
-                return f"{kind} {name} is not finite (NaN or infinity); try a smaller training.lr"
+                return f"{kind} {name} is not finite: training.lr is too high, or a batch norm saw one example"
     return None

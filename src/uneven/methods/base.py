@@ -38,7 +38,7 @@ In a spec file the same method is ``[method] name = "my_module:Parity"``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -50,7 +50,7 @@ from uneven.data import Examples
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
-from uneven.submodels.cost import Unit, widest
+from uneven.submodels.cost import widest
 from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
 
 
@@ -197,9 +197,9 @@ class Method:
         return options
 
     @classmethod
-    def width_within(cls, supernet: Supernet, unit: Unit, budget: int) -> float | None:
-        """The largest width at which this method's submodels cost at most ``budget``; None if none does."""
-        return widest(supernet, {unit: budget})
+    def widest(cls, supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
+        """The largest width at which this method's submodels fit a budget; None if none does."""
+        return widest(supernet, fits)
 
     def submodel(self, t: int, client: ClientCard) -> Submodel:
         """Which part of the model the client holds in round t. Must be defined."""

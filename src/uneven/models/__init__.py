@@ -49,8 +49,11 @@ def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str
     try:
         with seeded(subseed(seed, "model")):
             model = function(info, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"model.name = {name!r}: fails to build with {dict(options)}: {error}") from error
+    except ModelError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        what = f"{type(error).__name__}: {error}"
+        raise ModelError(f"model.name = {name!r}: fails to build with {dict(options)}: {what}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model.name = {name!r}: must return a torch.nn.Module, not {type(model).__name__}")
     return model

@@ -13,6 +13,10 @@ class Submodel(Protocol):
     """The coordinates that one client holds in one round. Everything above the submodels works on this."""
 
     @property
+    def supernet(self) -> Supernet:
+        """The full model."""
+
+    @property
     def size(self) -> int:
         """k_n, the number of parameters held."""
 

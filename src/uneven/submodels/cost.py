@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Literal
 
 from uneven.errors import SpecError
 from uneven.submodels import Submodel, Supernet
+from uneven.submodels.memory import predict
+from uneven.training import TrainingOptions
 
-Unit = Literal["params", "macs", "bytes"]
+Unit = Literal["params", "macs", "bytes", "memory"]
 
 
-def cost(submodel: Submodel, unit: Unit) -> int:
-    """``params``: parameters held. ``macs``: of one example's forward pass. ``bytes``: of all tensors held."""
+def cost(submodel: Submodel, unit: Unit, training: TrainingOptions) -> int:
+    """``params``: parameters held. ``macs``: of one example's forward pass. ``bytes``: of all tensors held.
+    ``memory``: bytes at the peak of a training step, predicted (`uneven.submodels.memory`)."""
     if unit == "params":
         return submodel.size
     if unit == "macs":
         return submodel.macs
-    return submodel.nbytes
+    if unit == "bytes":
+        return submodel.nbytes
+    return predict(submodel, submodel.supernet.example, training).training
 
 
-def width_for(supernet: Supernet, capacity: float, unit: Unit | Literal["width"]) -> float:
+def width_for(
+    supernet: Supernet, capacity: float, unit: Unit | Literal["width"], training: TrainingOptions
+) -> float:
     """The largest width whose prefix costs at most ``capacity`` times the full model, in ``unit``.
 
     For parameters the limit is k = ceil(capacity d). ``unit = "width"`` is the width itself.
@@ -31,10 +38,11 @@ def width_for(supernet: Supernet, capacity: float, unit: Unit | Literal["width"]
     """
     if unit == "width":
         return capacity
-    full = cost(supernet.prefix(1.0), unit)
-    width = widest(supernet, {unit: math.ceil(round(capacity * full, 6))})
+    full = cost(supernet.prefix(1.0), unit, training)
+    limit = math.ceil(round(capacity * full, 6))
+    width = widest(supernet, lambda submodel: cost(submodel, unit, training) <= limit)
     if width is None:
-        least = cost(supernet.prefix(widths(supernet)[0]), unit) / full
+        least = cost(supernet.prefix(widths(supernet)[0]), unit, training) / full
         raise SpecError(
             [
                 f"clients.capacities: {capacity:g} of the {unit} cannot be reached by a width of this model; "
@@ -44,15 +52,13 @@ def width_for(supernet: Supernet, capacity: float, unit: Unit | Literal["width"]
     return width
 
 
-def widest(supernet: Supernet, limits: Mapping[Unit, int]) -> float | None:
-    """The largest width whose prefix is within every limit; None if even one channel per group is not."""
+def widest(supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
+    """The largest width whose prefix fits; None if even one channel per group does not."""
     steps = widths(supernet)
     low, high = -1, len(steps) - 1
     while low < high:  # costs grow with the width
         middle = (low + high + 1) // 2
-        prefix = supernet.prefix(steps[middle])
-        fits = all(cost(prefix, unit) <= limit for unit, limit in limits.items())
-        low, high = (middle, high) if fits else (low, middle - 1)
+        low, high = (middle, high) if fits(supernet.prefix(steps[middle])) else (low, middle - 1)
     return steps[low] if low >= 0 else None
 
 

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from uneven.options import Options
+from uneven.options import Many, Options
 
 
 class TrainingOptions(Options):
@@ -29,7 +29,7 @@ class TrainingOptions(Options):
     """Steps a round, instead of epochs."""
     schedule: Literal["constant", "cosine", "linear", "step"] = "cosine"
     """The learning rate over rounds: constant, to 0 by a half cosine or a line, or in steps."""
-    milestones: tuple[int, ...] | None = None
+    milestones: Many[int] | None = None
     """Rounds after which schedule ``step`` multiplies the learning rate by ``decay``."""
     decay: float | None = Field(default=None, gt=0, lt=1)
     """The factor of schedule ``step``. Default 0.1."""

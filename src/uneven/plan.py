@@ -1,0 +1,93 @@
+"""What each width of a model costs on a device, and the widest that fits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from uneven.data import Federation
+from uneven.errors import SpecError
+from uneven.experiment import load_model
+from uneven.spec import Spec
+from uneven.submodels import Supernet
+from uneven.submodels.cost import Unit, cost, widest
+from uneven.submodels.memory import Memory, measure, predict
+
+WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625)
+_FACTORS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cost of one width. ``measured`` is None where it was not asked for."""
+
+    width: float
+    parameters: int
+    macs: int
+    nbytes: int
+    predicted: Memory
+    measured: Memory | None
+
+
+class Planner:
+    """The costs of a spec's model at any width."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.federation: Federation
+        self.supernet: Supernet
+        self.federation, self.supernet = load_model(spec)
+
+    def row(self, width: float, measured: bool) -> Row:
+        submodel = self.supernet.prefix(width)
+        memory = predict(submodel, self.supernet.example, self.spec.training)
+        truth = self._measure(width) if measured else None
+        return Row(width, submodel.size, submodel.macs, submodel.nbytes, memory, truth)
+
+    def _measure(self, width: float) -> Memory:
+        section, info = self.spec.model_dump(mode="json")["model"], self.federation.info
+        name = section.pop("name")
+        return measure(name, info, self.supernet.example, self.spec.training, section, width)
+
+    def widest(self, limits: Mapping[Unit, int]) -> float | None:
+        """The widest prefix within every limit; None if even the smallest width is not."""
+        training = self.spec.training
+        return widest(
+            self.supernet, lambda submodel: all(cost(submodel, u, training) <= limits[u] for u in limits)
+        )
+
+
+def quantity(text: str, field: str) -> int:
+    """``512MB``, ``1G``, ``1.5GiB`` as a number: K, M, G, T are powers of 1000, Ki, Mi, Gi of 1024.
+
+    >>> quantity("512MB", "--memory"), quantity("1.5Ki", "--bytes")
+    (512000000, 1536)
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?|[KMG]i)B?\s*", text)
+    if match is None or float(match[1]) == 0:
+        raise SpecError([f"{field} {text!r}: must be a positive number like 512MB, 1G or 1.5GiB"])
+    return int(float(match[1]) * _FACTORS[match[2]])
+
+
+def table(rows: list[Row], batch: int) -> Table:
+    """A row per width: parameters, MACs, bytes of a message, memory."""
+    shown = Table(
+        title=f"cost of a width (MACs of one example, memory at batch size {batch})", title_justify="left"
+    )
+    headings = ["width", "parameters", "MACs", "message", "training memory", "inference"]
+    with_measured = any(row.measured for row in rows)
+    for heading in headings + (["measured", "inference"] if with_measured else []):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        cells = [f"{row.width:.4g}", f"{row.parameters:,}", f"{row.macs:,}", _mb(row.nbytes)]
+        for memory in [row.predicted, *([row.measured] if row.measured else [])]:
+            cells += [_mb(memory.training), _mb(memory.inference)]
+        shown.add_row(*cells)
+    return shown
+
+
+def _mb(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.2f} MB"

@@ -1,0 +1,172 @@
+"""`uneven compare`, `uneven plan` and `uneven groups`, as a user sees them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.laws.world import supernet
+from tests.run.helpers import files, one_error, server, sets
+from uneven.comparison import mean_of, parse_seeds
+from uneven.errors import SpecError
+from uneven.plan import quantity
+from uneven.submodels.cost import widest, width_for
+from uneven.training import TrainingOptions
+
+TRAINING = TrainingOptions()
+
+
+def compare(folder: Path, *arguments: str) -> dict[str, Any]:
+    ended = server()("compare", *sets(rounds=2), "--out", "c", *arguments, cwd=folder)
+    assert (ended.code, ended.err) == (0, ""), ended
+    table: dict[str, Any] = json.loads((folder / "c" / "comparison.json").read_text())
+    return table
+
+
+def test_every_combination_is_run_and_summed_up(tmp_path: Path) -> None:
+    table = compare(tmp_path, "--methods", "heterofl,fedrolex", "--seeds", "0-1", "--grid", "training.lr=0.01,0.1")
+    assert [(row["method"], row["grid"]["training.lr"]) for row in table["rows"]] == [
+        *(("heterofl", lr) for lr in (0.01, 0.1)),
+        *(("fedrolex", lr) for lr in (0.01, 0.1)),
+    ]
+    for row in table["rows"]:
+        where = tmp_path / "c" / row["method"] / f"training.lr={row['grid']['training.lr']}"
+        results = [json.loads((where / f"seed-{seed}" / "result.json").read_text()) for seed in (0, 1)]
+        assert row["accuracy"]["values"] == [result["accuracy"] for result in results]
+        assert row["accuracy"]["mean"] == pytest.approx(statistics.mean(row["accuracy"]["values"]))
+        assert row["bytes_per_round"] == statistics.mean(
+            sum((r["bytes"]["up"], r["bytes"]["down"])) / 2 for r in results
+        )
+        spec = (where / "seed-1" / "spec.toml").read_text()
+        assert f"lr = {row['grid']['training.lr']}" in spec
+    first, *others = (row["accuracy"]["values"] for row in table["rows"])
+    for row, values in zip(table["rows"][1:], others, strict=True):
+        assert row["difference"]["values"] == pytest.approx([v - f for v, f in zip(values, first, strict=True)])
+    assert "difference" not in table["rows"][0]
+
+
+def test_what_is_finished_is_not_run_again_and_seeds_can_be_added(tmp_path: Path) -> None:
+    """Three seeds at once, or two and then a third after one run was lost: the same file."""
+    methods = ("--methods", "heterofl")
+    compare(tmp_path, *methods, "--seeds", "0-1")
+    kept, lost = (tmp_path / "c" / "heterofl" / f"seed-{seed}" for seed in (0, 1))
+    before = (kept / "result.json").stat().st_mtime_ns
+    (lost / "result.json").unlink()  # as if stopped before its end
+    interrupted = compare(tmp_path, *methods, "--seeds", "0-2", "--jobs", "2")
+    assert (kept / "result.json").stat().st_mtime_ns == before
+    (tmp_path / "fresh").mkdir()
+    assert compare(tmp_path / "fresh", *methods, "--seeds", "0-2") == interrupted
+
+
+def test_matched_budgets(tmp_path: Path) -> None:
+    """Channel methods of one width cost the same; FedAvg at the smallest width leaves budget unused."""
+    (tmp_path / "spec.toml").write_text('[compare.small]\nname = "fedavg"\nfit = "smallest"\n')
+    arguments = ("spec.toml", "--methods", "heterofl,federated_dropout,small", "--seeds", "0", "--match", "macs")
+    rows = compare(tmp_path, *arguments)["rows"]
+    assert [row["budget"]["unit"] for row in rows] == ["macs"] * 3
+    for row in rows[:2]:
+        assert row["budget"]["least"] == row["budget"]["most"] == 1
+    assert rows[2]["budget"]["most"] == 1 > rows[2]["budget"]["mean"] > rows[2]["budget"]["least"]
+    assert rows[0]["macs"] == rows[1]["macs"]
+    assert rows[0]["accuracy"]["half_width_95"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--methods", "heterofll"), ["heterofll", "did you mean 'heterofl'"]),
+        (("--seeds", "x"), ["--seeds 'x'", "0-4"]),
+        (("--grid", "training.lr"), ["--grid 'training.lr'", "a.b=x,y"]),
+        (("--match", "minutes"), ["match = 'minutes'"]),
+        (("--grid", "training.lr=0.1,-1"), ["training.lr = -1"]),
+    ],
+)
+def test_bad_arguments(tmp_path: Path, arguments: tuple[str, ...], says: list[str]) -> None:
+    one_error(server()("compare", *sets(), "--out", "c", *arguments, cwd=tmp_path), *says)
+    assert not (tmp_path / "c").exists()
+
+
+def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
+    compare(tmp_path, "--methods", "heterofl", "--seeds", "0")
+    before = files(tmp_path / "c" / "heterofl" / "seed-0")
+    changed = server()(
+        "compare", *sets(rounds=3), "--out", "c", "--methods", "heterofl", "--seeds", "0", cwd=tmp_path
+    )
+    one_error(changed, "another spec")
+    assert files(tmp_path / "c" / "heterofl" / "seed-0") == before
+
+
+def test_a_run_that_fails_is_named_and_the_others_count(tmp_path: Path) -> None:
+    """A learning rate that gives NaN stops its own run alone."""
+    arguments = ("--methods", "heterofl", "--seeds", "0", "--grid", "training.lr=0.05,1e30", "--out", "c")
+    ended = server()("compare", *sets(), *arguments, cwd=tmp_path)
+    one_error(ended, "training.lr=1e+30", "quorum")
+    rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
+    assert [len(row["seeds"]) for row in rows] == [1, 0]
+
+
+def test_intervals_by_hand() -> None:
+    """0.1, 0.2, 0.6: mean .3, s = sqrt(.07), t(.975, 2) = 4.302653, half-width 4.302653 sqrt(.07 / 3)."""
+    mean = mean_of([0.1, 0.2, 0.6])
+    assert mean.mean == pytest.approx(0.3)
+    assert mean.half == pytest.approx(4.302653 * math.sqrt(0.07 / 3), rel=1e-6)
+
+
+def test_seeds() -> None:
+    assert parse_seeds("3, 0-2,2") == [3, 0, 1, 2]
+    for bad in ("", "1-", "a", "-1"):
+        with pytest.raises(SpecError):
+            parse_seeds(bad)
+
+
+def test_plan_shows_costs_and_the_widest_that_fits(tmp_path: Path) -> None:
+    """An mlp of 64 inputs, 8 hidden units and 3 classes: 64 k + k + 3 k + 3 parameters with k units."""
+    ended = server()("plan", *sets(), "--macs", "300", cwd=tmp_path)
+    assert ended.code == 0, ended
+    for k in (8, 6, 4, 3, 2, 1):
+        assert re.search(rf"│ +{68 * k + 3} │ +{67 * k} │", ended.out), k
+    assert "the widest that fits (macs at most 300): 0.5" in ended.out
+    one_error(server()("plan", *sets(), "--macs", "10", cwd=tmp_path), "no width fits")
+    one_error(server()("plan", *sets(), "--memory", "x", cwd=tmp_path), "--memory 'x'", "512MB")
+
+
+def test_quantities() -> None:
+    assert [quantity(t, "f") for t in ("5", "2k".upper(), "1.5MB", "2GiB")] == [5, 2000, 1_500_000, 2 * 2**30]
+    for bad in ("", "0", "-1MB", "1Z", "MB"):
+        with pytest.raises(SpecError):
+            quantity(bad, "f")
+
+
+@pytest.mark.parametrize("unit", ["params", "macs", "bytes", "memory"])
+def test_widest_is_within_its_limit_and_the_next_step_is_not(unit: Any) -> None:
+    from uneven.submodels.cost import cost, widths
+
+    net = supernet("cnn-group")
+    steps = widths(net)
+    for capacity in (0.9, 0.5, 0.3):
+        limit = math.ceil(capacity * cost(net.prefix(1.0), unit, TRAINING))
+        width = width_for(net, capacity, unit, TRAINING)
+        assert cost(net.prefix(width), unit, TRAINING) <= limit
+        assert cost(net.prefix(steps[steps.index(width) + 1]), unit, TRAINING) > limit
+
+
+def test_a_capacity_out_of_reach_names_the_range() -> None:
+    net = supernet("cnn-group")
+    with pytest.raises(SpecError, match=r"reachable range is 0\.\d+ to 1"):
+        width_for(net, 0.001, "params", TRAINING)
+    assert widest(net, lambda submodel: False) is None
+
+
+def test_groups(tmp_path: Path) -> None:
+    ended = server()("groups", *sets(), "--plot", "g.png", cwd=tmp_path)
+    assert ended.code == 0, ended
+    assert "1 channel groups" in ended.out
+    assert "1.weight:0, 1.bias:0, 3.weight:1" in ended.out
+    assert "the model's output" in ended.out
+    assert (tmp_path / "g.png").stat().st_size > 1000
