@@ -143,7 +143,7 @@ def train_step(network: Network, x: Tensor) -> float:
     """One step of SGD; returns the norm of the gradient, and checks that every weight moved that could."""
     network.train()
     before = network.values()
-    loss = nn.functional.cross_entropy(network(x), torch.arange(len(x)) % 2)
+    loss = nn.functional.cross_entropy(network(x).flatten(1), torch.arange(len(x)) % 2)
     loss.backward()
     gradients = [w.grad for w in network.weights().values() if w.grad is not None]
     assert gradients

@@ -32,17 +32,20 @@ import torch
 from torch import Tensor
 
 ATOM, PRODUCT, SUM = "atom", "product", "sum"
+BATCH = "batch"  # the reason why a batch axis stays whole
+MIXED = ("do not line up", "mixes its entries", "balanced pieces")  # words of the reasons given for a mix
 
 
 class Axis:
     """One axis of ``size`` entries. Unified axes share a root; only roots carry a structure."""
 
-    __slots__ = ("dynamic", "kind", "link", "parts", "reason", "size")
+    __slots__ = ("dynamic", "each", "kind", "link", "parts", "reason", "size")
 
     def __init__(self, size: int, reason: str | None = None, dynamic: bool = False) -> None:
         self.size = size
         self.reason = "one entry only" if reason is None and size == 1 else reason
         self.dynamic = dynamic  # a batch or sequence length: whole, and free in size
+        self.each = 1 if dynamic and reason == BATCH else size  # the entries that count as one example's
         self.kind = ATOM
         self.parts: list[Axis] = []
         self.link: Axis | None = None
@@ -135,6 +138,7 @@ def unify(a: Axis, b: Axis) -> None:
         if atom.reason is not None:
             freeze(other, atom.reason)
         other.dynamic |= atom.dynamic
+        other.each = min(other.each, atom.each)
         atom.link = other
     elif a.kind == b.kind:
         _align(a, b)
@@ -363,9 +367,9 @@ def indices(axis: Axis, keep: Keep) -> Tensor:
 
 
 def count(axis: Axis, sizes: Mapping[Axis, int]) -> int:
-    """How many entries of ``axis`` stay when each atom keeps ``sizes[atom]`` of them; a dynamic axis counts 1."""
+    """How many entries of ``axis`` stay when each atom keeps ``sizes[atom]`` of them; a batch counts 1."""
     axis = axis.root()
     if axis.kind == ATOM:
-        return 1 if axis.dynamic else sizes.get(axis, axis.size)
+        return axis.each if axis.dynamic else sizes.get(axis, axis.size)
     kept = [count(part, sizes) for part in axis.parts]
     return sum(kept) if axis.kind == SUM else math.prod(kept)

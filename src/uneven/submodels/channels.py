@@ -8,7 +8,7 @@ client at width 1/4 holds and computes about 1/16 of the model, with nothing mas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from uneven.submodels.axes import Axis, count, indices
-from uneven.submodels.groups import Group, Structure, analyse
-from uneven.submodels.rules import arguments, is_norm, operator_name
+from uneven.submodels.groups import Attention, Group, Policy, Structure, analyse
+from uneven.submodels.rules import Rule, arguments, is_norm, operator_name
 from uneven.submodels.trace import State, trace
 
 Select = slice | Tensor | None  # what one axis keeps: a run of entries, a set of them, or all
@@ -30,9 +30,16 @@ class Supernet:
     Args:
         model: any module that `torch.export` can trace, ``forward(x) -> logits``.
         example: one input without a batch axis, ``(*input_shape)``, of the dtype that the model reads.
+        dynamic: axes of the example that may have any size; by default the length of a sequence of tokens,
+            if the model allows it.
+        attention: ``head_dim`` keeps all heads and drops the same channels inside each (as the papers do),
+            ``heads`` drops whole heads.
+        rules: what operators of your own say about axes, ``{"library::name": rule}``.
+        frozen: axes that must stay whole, as ``"tensor:axis"``.
 
     Attributes:
-        initial: the module's own parameters and buffers, by name; a tied tensor appears once.
+        initial: the module's own parameters and buffers, and constants along channels that can be dropped, by
+            name; a tied tensor appears once.
         parameters: the names that are trained and counted in d, in the module's order.
         counters: the names of integer buffers.
         groups: the channel groups, in the model's order.
@@ -40,12 +47,24 @@ class Supernet:
         running: (mean, variance) buffers of each norm that keeps running statistics.
     """
 
-    def __init__(self, model: nn.Module, example: Tensor) -> None:
-        self._traced = trace(model, example)
-        self.structure: Structure = analyse(self._traced)
-        self.initial: State = self._traced.parameters | self._traced.buffers
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Tensor,
+        *,
+        dynamic: Sequence[int] | None = None,
+        attention: Attention = "head_dim",
+        rules: Mapping[str, Rule] | None = None,
+        frozen: Sequence[str] = (),
+    ) -> None:
+        self.example = example
+        self._traced = trace(model, example, dynamic)
+        self.structure: Structure = analyse(self._traced, Policy(attention, rules or {}, frozen))
+        carried = {name: self._traced.constants[name].clone() for name in self.structure.carried}
+        self.initial: State = self._traced.parameters | self._traced.buffers | carried
         self.parameters = tuple(self._traced.parameters)
-        self.counters = tuple(n for n, b in self._traced.buffers.items() if not b.is_floating_point())
+        buffers = self._traced.buffers | carried
+        self.counters = tuple(n for n, b in buffers.items() if not b.is_floating_point())
         self.groups: tuple[Group, ...] = self.structure.groups
         self._networks: dict[Hashable, Network] = {}
         self._prefixes: dict[float, ChannelSubmodel] = {}
@@ -110,7 +129,7 @@ class Supernet:
     def _build(self, submodel: ChannelSubmodel, scaler: bool) -> Network:
         tensors = submodel.gather(self.initial)
         held = {n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()}
-        root = _module_tree({**held, **self._traced.constants})
+        root = _module_tree({**self._traced.constants, **held})
         training = self._rewrite(self._traced.training, submodel.kept, scaler)
         evaluation = self._rewrite(self._traced.evaluation, submodel.kept)
         return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
@@ -124,6 +143,8 @@ class Supernet:
             for node in self._traced.training.nodes
             if node in calls
             and calls[node].macs is not None
+            and calls[node].attention is None
+            and isinstance(calls[node].outputs[0], Axis)
             and not all(axis.frozen for axis in calls[node].outputs)  # type: ignore[union-attr]
             and not all(is_norm(user) for user in node.users)
         ]
@@ -298,7 +319,8 @@ class ChannelSubmodel:
     def _selects(self) -> dict[str, list[Select]]:
         atoms = {g.atom: self.keep[g.index] for g in self.supernet.groups if g.index in self.keep}
         return {
-            name: [_as_select(axis, atoms) for axis in axes] for name, axes in self.supernet.structure.axes.items()
+            name: [_as_select(axis, atoms) for axis in self.supernet.structure.axes[name]]
+            for name in self.supernet.initial
         }
 
     def gather(self, state: Mapping[str, Tensor]) -> State:

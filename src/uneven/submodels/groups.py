@@ -8,19 +8,33 @@ whole. An operator without a rule on an axis that could be dropped is an error t
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, fx
 
 from uneven.errors import ModelError
-from uneven.submodels.axes import Axis, fixed, freeze
-from uneven.submodels.rules import RULES, Axes, Call, Outcome, operator_name, shape_of
+from uneven.submodels.axes import BATCH, MIXED, Axis, freeze
+from uneven.submodels.rules import RULES, Axes, Call, Outcome, Rule, operator_name, shape_of
 from uneven.submodels.trace import Traced, line_of
 
 UNKNOWN = "it comes out of"  # the reason why an axis stays whole, followed by an operator without a rule
+Attention = Literal["head_dim", "heads"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user says about a model's axes.
+
+    ``attention``: ``head_dim`` keeps all heads and drops the same channels inside each, ``heads`` drops whole
+    heads. ``rules``: the user's own, by operator. ``frozen``: axes that stay whole, as ``"tensor:axis"``.
+    """
+
+    attention: Attention = "head_dim"
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    frozen: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -41,9 +55,10 @@ class Group:
 class Structure:
     """What the analysis of a traced model found.
 
-    ``axes``: the axes of every parameter and buffer. ``groups``: what can be dropped, in the model's order.
-    ``kept``: a line for each axis of a parameter that cannot, with the reason. ``calls``: what the rule of
-    each operator said, for both graphs. ``output``: the axes of the model's output.
+    ``axes``: the axes of every parameter, buffer and constant. ``groups``: what can be dropped, in the model's
+    order. ``kept``: a line for each axis of a parameter that cannot, with the reason. ``calls``: what the rule
+    of each operator said, for both graphs. ``output``: the axes of the model's output. ``carried``: constants
+    that run along a group, and so go with the buffers.
     """
 
     axes: dict[str, Axes]
@@ -51,25 +66,48 @@ class Structure:
     kept: tuple[str, ...]
     calls: dict[fx.Node, Outcome]
     output: Axes
+    carried: tuple[str, ...]
 
 
-def analyse(traced: Traced) -> Structure:
+def analyse(traced: Traced, policy: Policy | None = None) -> Structure:
     """Find the channel groups of a traced model.
 
     Raises:
         ModelError: an operator without a rule meets an axis that could be dropped, or a call that its rule
-            cannot read; every such operator is named with its line in the model.
+            cannot read, or all channels are mixed so that none can be dropped; every such operator is named
+            with its line in the model.
     """
-    tensors = traced.parameters | traced.buffers
+    policy = policy or Policy()
+    tensors = traced.parameters | traced.buffers | traced.constants
     axes = {name: [Axis(size) for size in tensor.shape] for name, tensor in tensors.items()}
-    walks = [_Walk(axes, traced.constants) for _ in range(2)]
+    for name, axis in _by_hand(policy.frozen, axes):
+        freeze(axis, f"{name} is frozen by hand")
+    walks = [
+        _Walk(axes, set(traced.parameters) | set(traced.buffers), {**RULES, **policy.rules}) for _ in range(2)
+    ]
     for walk, graph in zip(walks, (traced.training, traced.evaluation), strict=True):
         walk.run(graph)
     _keep_unused(axes, (traced.training, traced.evaluation))
+    calls = walks[0].calls | walks[1].calls
+    _apply(policy.attention, calls.values())
     _refuse_unknown([pair for walk in walks for pair in walk.unknown])
-    groups = _groups({name: axes[name] for name in traced.parameters})
-    kept = tuple(_kept({name: axes[name] for name in traced.parameters}))
-    return Structure(axes, groups, kept, walks[0].calls | walks[1].calls, walks[1].output)
+    parameters = {name: axes[name] for name in traced.parameters}
+    groups = _groups(parameters)
+    if not groups:
+        _refuse_mixed(walks[0].mixed | walks[1].mixed)
+    atoms = {group.atom for group in groups}
+    carried = tuple(n for n in traced.constants if any(a in atoms for axis in axes[n] for a in axis.atoms()))
+    return Structure(axes, groups, tuple(_kept(parameters)), calls, walks[1].output, carried)
+
+
+def _by_hand(frozen: Sequence[str], axes: Mapping[str, Axes]) -> Iterator[tuple[str, Axis]]:
+    for item in frozen:
+        name, _, dim = item.rpartition(":")
+        if name not in axes or not dim.isdecimal() or int(dim) >= len(axes[name]):
+            raise ModelError(
+                f"frozen = {item!r}: must be a tensor of the model and one of its axes, as 'layer.weight:0'"
+            )
+        yield item, axes[name][int(dim)]
 
 
 def _keep_unused(axes: dict[str, Axes], graphs: tuple[fx.Graph, fx.Graph]) -> None:
@@ -79,14 +117,24 @@ def _keep_unused(axes: dict[str, Axes], graphs: tuple[fx.Graph, fx.Graph]) -> No
             freeze(axis, "the model does not use it")
 
 
+def _apply(attention: Attention, calls: Iterable[Outcome]) -> None:
+    """In every product of activations keep either the heads or the channels of a head, where both could go."""
+    for heads, channels in (call.attention for call in calls if call.attention is not None):
+        whole, dropped = (heads, channels) if attention == "head_dim" else (channels, heads)
+        if not all(axis.frozen for axis in dropped):
+            for axis in whole:
+                freeze(axis, f'attention = "{attention}" drops the other')
+
+
 class _Walk:
     """One pass over a graph, in order: each node's axes from those of its arguments."""
 
-    def __init__(self, state: dict[str, Axes], constants: dict[str, Tensor]) -> None:
-        self.state, self.constants = state, constants
+    def __init__(self, axes: dict[str, Axes], state: set[str], rules: Mapping[str, Rule]) -> None:
+        self.axes, self.state, self.rules = axes, state, rules
         self.env: dict[fx.Node, Any] = {}
         self.calls: dict[fx.Node, Outcome] = {}
         self.unknown: list[tuple[fx.Node, list[Axis]]] = []
+        self.mixed: dict[str, fx.Node] = {}
         self.output: Axes = []
         self.tail: set[fx.Node] = set()
 
@@ -102,33 +150,34 @@ class _Walk:
             visit[node.op](node)
 
     def _placeholder(self, node: fx.Node) -> None:
-        batch, *sizes = shape_of(node.meta["val"])
-        self.env[node] = [Axis(batch, "batch", dynamic=True), *(fixed(s, "the model's input") for s in sizes)]
+        value = node.meta["val"]
+        batch, *sizes = shape_of(value)
+        dynamic = [isinstance(size, torch.SymInt) for size in value.shape[1:]]
+        inputs = (Axis(s, "the model's input", d) for s, d in zip(sizes, dynamic, strict=True))
+        self.env[node] = [Axis(batch, BATCH, dynamic=True), *inputs]
 
     def _get_attr(self, node: fx.Node) -> None:
-        name = str(node.target)
-        if name in self.state:
-            self.env[node] = self.state[name]
-        else:
-            self.env[node] = [fixed(size, "a constant in the model") for size in self.constants[name].shape]
+        self.env[node] = self.axes[str(node.target)]
 
     def _call(self, node: fx.Node) -> None:
         if node.target is operator.getitem:
             self.env[node] = self.env[node.args[0]][node.args[1]]  # type: ignore[index]
             return
-        function = RULES.get(operator_name(node))
-        if function is None:
-            self._unknown(node)
-            return
+        function = self.rules.get(operator_name(node))
         try:
+            if function is None:
+                self._unknown(node)
+                return
             outcome = function(Call(node, self.env))
-        except (ValueError, IndexError, KeyError) as error:
+            _check_sizes(node, outcome)
+        except (ValueError, IndexError, KeyError, TypeError) as error:
             raise ModelError(
                 f"operator {operator_name(node)} is used in a way that its rule cannot read "
                 f"({error})\n  at {line_of(node)}"
             ) from error
-        _check_sizes(node, outcome)
+        self._must_stay(node, outcome.whole)
         self.calls[node], self.env[node] = outcome, outcome.outputs
+        self._note_mixed(node)
 
     def _unknown(self, node: fx.Node) -> None:
         value = node.meta.get("val")
@@ -136,13 +185,24 @@ class _Walk:
         if not isinstance(results, list | tuple):
             return  # a size, or a check on one: no axes come of it
         inputs = [axis for n in node.all_input_nodes for axis in self.env.get(n) or []]
-        free = [axis for axis in inputs if isinstance(axis, Axis) and not axis.frozen]
+        self._must_stay(node, [axis for axis in inputs if isinstance(axis, Axis)])
+        fresh = [_fresh(r, operator_name(node)) if isinstance(r, Tensor) else [] for r in results]
+        self.env[node] = fresh[0] if isinstance(value, Tensor) else fresh
+
+    def _must_stay(self, node: fx.Node, axes: Sequence[Axis]) -> None:
+        """Nothing is known of what a call makes of these axes: they stay whole, or the model is refused."""
+        free = [axis for axis in axes if not axis.frozen]
         self.unknown.append((node, free))
         if node in self.tail:
             for axis in free:
                 freeze(axis, f"{operator_name(node)} makes the model's output of it")
-        fresh = [_fresh(r, operator_name(node)) if isinstance(r, Tensor) else [] for r in results]
-        self.env[node] = fresh[0] if isinstance(value, Tensor) else fresh
+
+    def _note_mixed(self, node: fx.Node) -> None:
+        """The first call at which channels were found to be mixed."""
+        near = (axes for n in (node, *node.all_input_nodes) for axes in _flat(self.env.get(n)))
+        for reason in {atom.reason for axis in near for atom in axis.atoms()}:
+            if reason is not None and any(mix in reason for mix in MIXED):
+                self.mixed.setdefault(reason, node)
 
     def _output(self, node: fx.Node) -> None:
         (self.output,) = (self.env[result] for result in node.all_input_nodes)
@@ -150,7 +210,15 @@ class _Walk:
             freeze(axis, "the model's output")
 
 
-def _tail(graph: fx.Graph, state: dict[str, Axes]) -> set[fx.Node]:
+def _flat(value: Any) -> Iterator[Axis]:
+    if isinstance(value, Axis):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+
+
+def _tail(graph: fx.Graph, state: set[str]) -> set[fx.Node]:
     """The calls with no weights after them: what they read is the model's output in all but name."""
     weights = (node for node in graph.nodes if node.op == "get_attr" and node.target in state)
     weighted = {user for node in weights for user in node.users}
@@ -189,7 +257,17 @@ def _refuse_unknown(unknown: list[tuple[fx.Node, list[Axis]]]) -> None:
     if bad:
         raise ModelError(
             "no rule says what becomes of the channels in\n  " + "\n  ".join(sorted(bad)) + "\n"
-            "  Use operators that have one: " + ", ".join(sorted(n for n in RULES if not n.endswith("_")))
+            "  Give one with Supernet(model, example, rules={operator: rule}), or use operators that have one: "
+            + ", ".join(sorted(n for n in RULES if not n.endswith("_")))
+        )
+
+
+def _refuse_mixed(mixed: Mapping[str, fx.Node]) -> None:
+    if mixed:
+        places = "\n  ".join(f"{reason}\n    at {line_of(node)}" for reason, node in mixed.items())
+        raise ModelError(
+            f"no channel of the model can be dropped:\n  {places}\n"
+            "  Cut and join channels in pieces of equal size, so that a smaller model can do the same."
         )
 
 

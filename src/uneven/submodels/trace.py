@@ -1,7 +1,8 @@
 """A model as two graphs: how it behaves in training, and how in evaluation.
 
-`torch.export` traces the user's module once in each mode, with a batch of any size. Nothing of the user's code
-runs afterwards; dropout and norms behave as the module's own.
+`torch.export` traces the user's module once in each mode, with a batch of any size, and sequences of any length
+where the model allows it. Nothing of the user's code runs afterwards; dropout and norms behave as the module's
+own.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import copy
 import sysconfig
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from uneven.errors import ModelError
+from uneven.submodels.rules.base import operator_name
 
 State = dict[str, Tensor]
 
@@ -29,7 +33,8 @@ class Traced:
     """A traced model. Names are the module's own; a tied tensor appears once, under its first name.
 
     ``training``, ``evaluation``: graphs over placeholders, ``get_attr`` nodes (targets in ``parameters``,
-    ``buffers`` or ``constants``) and operator calls; the output is one tensor.
+    ``buffers`` or ``constants``) and operator calls; the output is one tensor. ``constants``: buffers that are
+    no part of the module's state, under their names, and tensors made in its code, as ``of_training.name``.
     """
 
     training: fx.Graph
@@ -39,32 +44,47 @@ class Traced:
     constants: State
 
 
-def trace(model: nn.Module, example: Tensor) -> Traced:
+def trace(model: nn.Module, example: Tensor, dynamic: Sequence[int] | None = None) -> Traced:
     """Trace ``model`` on one example, ``(*input_shape)`` without a batch axis.
+
+    ``dynamic``: axes of the example that may have any size; by default that of a sequence of tokens, if the
+    model allows it.
 
     Raises:
         ModelError: the model cannot be exported, or returns something other than one tensor.
     """
-    model = copy.deepcopy(model)
+    model = _copy(model)
     canonical = _canonical_names(model)
     batch = torch.zeros(BATCH, *example.shape, dtype=example.dtype)
-    training = _export(model.train(), batch)
-    evaluation = _export(model.eval(), batch)
+    lengths = _lengths(example, dynamic)
+    training = _export(model.train(), batch, lengths)
+    evaluation = _export(model.eval(), batch, lengths)
     state = training.state_dict
     parameters = {n: state[n].detach().clone() for n, p in model.named_parameters() if n in state}
     buffers = {n: state[n].detach().clone() for n, _ in model.named_buffers() if n in state}
     modes = {"of_training": training, "of_evaluation": evaluation}
-    constants = {
-        f"{mode}.{n}": c
-        for mode, exported in modes.items()
-        for n, c in exported.constants.items()
-        if isinstance(c, Tensor)
-    }
-    graphs = {
-        mode: _plain_graph(exported, canonical | {n: f"{mode}.{n}" for n in exported.constants})
+    names = {
+        mode: {n: canonical.get(n, f"{mode}.{n}") for n, c in exported.constants.items() if isinstance(c, Tensor)}
         for mode, exported in modes.items()
     }
+    constants = {new: modes[mode].constants[n].detach() for mode in modes for n, new in names[mode].items()}
+    graphs = {mode: _plain_graph(exported, canonical | names[mode]) for mode, exported in modes.items()}
+    for mode, graph in graphs.items():
+        constants |= _fold(graph, constants, mode)
     return Traced(graphs["of_training"], graphs["of_evaluation"], parameters, buffers, constants)
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    """A copy of the module whose parameters share their data with the module's: tracing reads shapes only."""
+    shared = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in model.parameters()}
+    return copy.deepcopy(model, dict(shared))
+
+
+def _lengths(example: Tensor, dynamic: Sequence[int] | None) -> dict[int, Any]:
+    if dynamic is not None:
+        return {axis + 1: torch.export.Dim.DYNAMIC for axis in dynamic}
+    tokens = example.dim() == 1 and not example.is_floating_point()
+    return {1: torch.export.Dim.AUTO} if tokens else {}
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -77,10 +97,12 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
     return {name: first.setdefault(id(tensor), name) for name, tensor in everything}
 
 
-def _export(model: nn.Module, batch: Tensor) -> torch.export.ExportedProgram:
-    dynamic = ({0: torch.export.Dim("batch", min=1)},)
+def _export(model: nn.Module, batch: Tensor, lengths: dict[int, Any]) -> torch.export.ExportedProgram:
+    dynamic = ({0: torch.export.Dim("batch", min=1), **lengths},)
     try:
-        return torch.export.export(model, (batch,), dynamic_shapes=dynamic, strict=False)
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")  # of lengths that turned out to be fixed, and of the model's own
+            return torch.export.export(model, (batch,), dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # export raises whatever the model raises, and much of its own
         place = "\n  ".join(_places(error)) or "outside the model's own code"
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -142,3 +164,65 @@ def _plain_graph(exported: torch.export.ExportedProgram, canonical: dict[str, st
         if node.op == "get_attr":
             copies[node].target = canonical.get(str(node.target), node.target)
     return graph
+
+
+FOLDED = 1 << 22  # entries; a larger constant is better computed than held
+POSITIONS = {"arange", "linspace", "eye"}
+
+
+@torch.no_grad()
+def _fold(graph: fx.Graph, constants: State, mode: str) -> State:
+    """Compute what the code makes of positions: masks, tables of sines. A small network can then pick entries
+    of the result, whatever it was made by."""
+    known: dict[fx.Node, Any] = {}
+    made_of_positions: set[fx.Node] = set()
+    changed = _changed_in_place(graph)
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target in constants:
+            known[node] = constants[str(node.target)]
+        elif _folds(node, known, changed):
+            args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)
+            if operator_name(node) in POSITIONS or any(n in made_of_positions for n in node.all_input_nodes):
+                made_of_positions.add(node)
+    made: State = {}
+    for node, value in known.items():
+        if node not in made_of_positions or all(user in made_of_positions for user in node.users):
+            continue
+        made[f"{mode}.{node.name}"] = value.contiguous()
+        with graph.inserting_before(node):
+            constant = graph.get_attr(f"{mode}.{node.name}")
+        constant.meta = dict(node.meta)
+        node.replace_all_uses_with(constant)
+    for node in reversed(list(known)):
+        if not node.users:
+            graph.erase_node(node)
+    return made
+
+
+def _folds(node: fx.Node, known: dict[fx.Node, Any], changed: set[fx.Node]) -> bool:
+    value, tags = node.meta.get("val"), getattr(node.target, "tags", ())
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, torch._ops.OpOverload)
+        and isinstance(value, Tensor)
+        and all(isinstance(size, int) for size in value.shape)
+        and 0 < value.numel() <= FOLDED
+        and all(n in known for n in node.all_input_nodes)
+        and torch.Tag.nondeterministic_seeded not in tags
+        and node not in changed
+    )
+
+
+def _changed_in_place(graph: fx.Graph) -> set[fx.Node]:
+    """Calls that change a tensor, and whatever shares its data."""
+    changed: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not node.all_input_nodes:
+            continue
+        writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+        views = any(a.alias_info is not None for a in schema.arguments)
+        if writes or (views and node in changed):
+            changed |= {node, node.all_input_nodes[0]}
+    return changed
