@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from uneven.submodels.axes import Axis, concat, fixed, product, unify
+from uneven.submodels.axes import Axis, concat, fixed, freeze, product, unify
 from uneven.submodels.rules.base import Call, Outcome, numel, operator_name, rule
 
 GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
@@ -26,7 +26,9 @@ def recurrent(call: Call) -> Outcome:
             unify(a, b)
     if len(x) == 3:
         unify(states[0][1], x[0] if call.args["batch_first"] else x[1])
-    if not projects:
+    if projects:
+        freeze(hidden, "PyTorch knows a projection by fewer outputs than hidden units")
+    else:
         unify(out, hidden)
     cells = _cells(params, 2 + 2 * biases + projects)
     for i, (w_in, w_out, *rest) in enumerate(cells):
