@@ -57,3 +57,27 @@ def test_readme_shows_the_commands_that_make_has() -> None:
     for target in ("demo", "test"):
         assert f"make {target}" in first_screen
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    """The demo itself: what it promises, and the README's session line by line (accuracies to .03, since other
+    processors round otherwise)."""
+    result = uneven.run()
+    assert result["accuracy"] >= 0.80
+    assert all(row["accuracy"] >= 0.60 for row in result["per_capacity"])
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = [
+        [float(cell.replace(",", "")) for cell in line.strip("│").split("│")]
+        for line in readme.splitlines()
+        if line.startswith("│")
+    ]
+    keys = ("capacity", "clients", "parameters", "macs", "bytes")
+    shown, real = [row[:-1] for row in rows], [[row[key] for key in keys] for row in result["per_capacity"]]
+    assert shown == real
+    accuracies = [row["accuracy"] for row in result["per_capacity"]]
+    assert [row[-1] for row in rows] == pytest.approx(accuracies, abs=0.03)
+    said = re.search(r"full model: accuracy (\S+), best (\S+) in round \d+", readme)
+    assert said is not None
+    assert [float(x) for x in said.groups()] == pytest.approx(
+        [result["accuracy"], result["best_accuracy"]], abs=0.03
+    )
