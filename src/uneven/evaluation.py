@@ -13,7 +13,7 @@ from torch import Tensor
 from uneven.data import ClientData, Examples, Federation
 from uneven.methods import ClientCard, Method
 from uneven.options import Options
-from uneven.submodels import Network, Submodel
+from uneven.submodels import Network
 
 BATCH = 250
 
@@ -38,12 +38,14 @@ class Evaluation:
     """One evaluation.
 
     ``full``: the full model on the global test set. ``by_width``: each width's submodel, there too.
-    ``local``: per client, its own submodel's accuracy on its own test split.
+    ``local``: per client, its own submodel's accuracy on its own test split. ``traffic``: bytes down to and up
+    from the clients that recalibrated norms for it (submodels down, statistics up), an estimate.
     """
 
     full: Score
     by_width: dict[float, Score]
     local: tuple[float, ...]
+    traffic: tuple[int, int]
 
     def local_summary(self) -> dict[str, float]:
         """Mean over clients, worst client, and tail: the mean of the lowest 30 % (``ceil(0.3 K)`` clients)."""
@@ -57,23 +59,20 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
     widths = sorted({card.width for card in cards} | {1.0}, reverse=True)
     by_width: dict[float, Score] = {}
     local: dict[int, float] = {}
+    down = up = 0
     for width in widths:
-        network = _prepared(method, federation, cards, method.evaluation_submodel(width, t), width)
+        submodel = method.evaluation_submodel(width, t)
+        network = submodel.network().load(submodel.gather(method.state)).eval()
+        if method.recalibrates:
+            able = [card.id for card in cards if card.width >= width] or [card.id for card in cards]
+            running = method.supernet.running
+            recalibrate(network, running, [federation.clients[n].train for n in able])
+            down += len(able) * submodel.nbytes
+            up += len(able) * sum(network.tensors[name].nbytes for pair in running for name in pair)
         by_width[width] = _score(network, federation.test)
         mine = [federation.clients[card.id] for card in cards if card.width == width]
         local |= _local(network, mine)
-    return Evaluation(by_width[1.0], by_width, tuple(local[card.id] for card in cards))
-
-
-def _prepared(
-    method: Method, federation: Federation, cards: Sequence[ClientCard], submodel: Submodel, width: float
-) -> Network:
-    network = submodel.network()
-    network.load(submodel.gather(method.state)).eval()
-    if method.recalibrates:
-        able = [federation.clients[card.id].train for card in cards if card.width >= width]
-        recalibrate(network, method.supernet.running, able or [c.train for c in federation.clients])
-    return network
+    return Evaluation(by_width[1.0], by_width, tuple(local[card.id] for card in cards), (down, up))
 
 
 @torch.no_grad()

@@ -52,6 +52,7 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
                 for capacity, score in _scores(experiment, evaluation)
             ],
             "local": evaluation.local_summary(),
+            "recalibration_bytes": dict(zip(("down", "up"), evaluation.traffic, strict=True)),
         }
     return line
 
@@ -96,14 +97,24 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "per_capacity": _per_capacity(experiment, lines, evaluation),
         "local": evaluation.local_summary(),
         "bytes": {
-            "up": sum(line["bytes"]["up"] for line in lines),
-            "down": sum(line["bytes"]["down"] for line in lines),
+            "up": _total_bytes(lines, "up"),
+            "down": _total_bytes(lines, "down"),
             "kind": "estimate",
         },
         "macs": sum(line["macs"] for line in lines),
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
+
+
+def _total_bytes(lines: Sequence[Line], way: str) -> int:
+    """Of training, and of the recalibration of norms before evaluations."""
+    total = 0
+    for line in lines:
+        total += line["bytes"][way]
+        if "evaluation" in line:
+            total += line["evaluation"]["recalibration_bytes"][way]
+    return total
 
 
 def _budget(experiment: Experiment) -> dict[str, Any]:
