@@ -45,7 +45,7 @@ class Evaluation:
     full: Score
     by_width: dict[float, Score]
     local: tuple[float, ...]
-    traffic: tuple[int, int]
+    traffic: tuple[int, int] = (0, 0)
 
     def local_summary(self) -> dict[str, float]:
         """Mean over clients, worst client, and tail: the mean of the lowest 30 % (``ceil(0.3 K)`` clients)."""

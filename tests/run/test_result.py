@@ -157,7 +157,7 @@ def test_scores(finished: tuple[Path, dict[str, Any]]) -> None:
     ],
 )
 def test_local_summary(local: list[float], mean: float, worst: float, tail: float) -> None:
-    summary = Evaluation(Score(0, 0), {}, tuple(local), (0, 0)).local_summary()
+    summary = Evaluation(Score(0, 0), {}, tuple(local)).local_summary()
     assert summary == pytest.approx({"mean": mean, "worst": worst, "tail": tail}, abs=1e-15)
 
 
