@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, fx
@@ -78,6 +78,8 @@ def analyse(traced: Traced, policy: Policy | None = None) -> Structure:
             with its line in the model.
     """
     policy = policy or Policy()
+    if policy.attention not in get_args(Attention):
+        raise ModelError(f"attention = {policy.attention!r}: must be 'head_dim' or 'heads'")
     tensors = traced.parameters | traced.buffers | traced.constants
     axes = {name: [Axis(size) for size in tensor.shape] for name, tensor in tensors.items()}
     for name, axis in _by_hand(policy.frozen, axes):
@@ -94,7 +96,7 @@ def analyse(traced: Traced, policy: Policy | None = None) -> Structure:
     parameters = {name: axes[name] for name in traced.parameters}
     groups = _groups(parameters)
     if not groups:
-        _refuse_mixed(walks[0].mixed | walks[1].mixed)
+        _refuse_mixed(walks[0].mixed or walks[1].mixed)
     atoms = {group.atom for group in groups}
     carried = tuple(n for n in traced.constants if any(a in atoms for axis in axes[n] for a in axis.atoms()))
     return Structure(axes, groups, tuple(_kept(parameters)), calls, walks[1].output, carried)

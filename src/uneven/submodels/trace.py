@@ -82,6 +82,8 @@ def _copy(model: nn.Module) -> nn.Module:
 
 def _lengths(example: Tensor, dynamic: Sequence[int] | None) -> dict[int, Any]:
     if dynamic is not None:
+        if not all(0 <= axis < example.dim() for axis in dynamic):
+            raise ModelError(f"dynamic = {tuple(dynamic)}: must be axes of the example, 0..{example.dim() - 1}")
         return {axis + 1: torch.export.Dim.DYNAMIC for axis in dynamic}
     tokens = example.dim() == 1 and not example.is_floating_point()
     return {1: torch.export.Dim.AUTO} if tokens else {}
