@@ -182,23 +182,19 @@ def _unify_sum_with_product(total: Axis, prod: Axis) -> None:
 
 def _equal_blocks(total: Axis, count: int) -> list[Axis] | None:
     """A sum as ``count`` blocks of equal size, or None where its terms cannot be cut so."""
-    if total.size % count:
-        return None
-    pending, blocks = terms(total), []
-    while pending:
-        block, room = [], total.size // count
-        while room:
-            term = pending.pop(0)
-            if term.size > room:
-                pieces = _cut(term, room)
-                if pieces is None:
-                    return None
-                term = pieces[0]
-                pending.insert(0, pieces[1])
-            block.append(term)
-            room -= term.size
-        blocks.append(concat(block))
-    return blocks
+    return None if total.size % count else _pieces(total, [total.size // count] * count)
+
+
+def _pieces(axis: Axis, sizes: Sequence[int]) -> list[Axis] | None:
+    """Consecutive pieces of an axis, or None where it cannot be cut so."""
+    pieces, rest = [], axis
+    for size in sizes[:-1]:
+        cut = _cut(rest, size)
+        if cut is None:
+            return None
+        pieces.append(cut[0])
+        rest = cut[1]
+    return [*pieces, rest]
 
 
 def _cut(axis: Axis, size: int) -> tuple[Axis, Axis] | None:
@@ -315,22 +311,8 @@ def sections(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
     """
     if axis.root().kind == PRODUCT:
         return _sections_of_product(axis, sizes)
-    pending, out = terms(axis), []
-    for size in sizes:
-        piece: list[Axis] = []
-        room = size
-        while room:
-            term = pending.pop(0)
-            if term.size > room:
-                pieces = _cut(term, room)
-                if pieces is None:
-                    return _sections_frozen(axis, sizes)
-                term = pieces[0]
-                pending.insert(0, pieces[1])
-            piece.append(term)
-            room -= term.size
-        out.append(concat(piece))
-    return out
+    pieces = _pieces(axis, sizes)
+    return _sections_frozen(axis, sizes) if pieces is None else pieces
 
 
 def _sections_of_product(axis: Axis, sizes: Sequence[int]) -> list[Axis]:
