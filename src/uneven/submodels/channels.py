@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from uneven.errors import ModelError
 from uneven.submodels.axes import Axis, count, indices
 from uneven.submodels.groups import Attention, Group, Policy, Structure, analyse
 from uneven.submodels.rules import Rule, arguments, is_norm, operator_name
-from uneven.submodels.trace import State, trace
+from uneven.submodels.trace import State, Traced, trace
 
 Select = slice | Tensor | None  # what one axis keeps: a run of entries, a set of them, or all
 
@@ -58,8 +59,7 @@ class Supernet:
         frozen: Sequence[str] = (),
     ) -> None:
         self.example = example
-        self._traced = trace(model, example, dynamic)
-        self.structure: Structure = analyse(self._traced, Policy(attention, rules or {}, frozen))
+        self._traced, self.structure = _analysed(model, example, dynamic, Policy(attention, rules or {}, frozen))
         carried = {name: self._traced.constants[name].clone() for name in self.structure.carried}
         self.initial: State = self._traced.parameters | self._traced.buffers | carried
         self.parameters = tuple(self._traced.parameters)
@@ -171,6 +171,18 @@ class Supernet:
             counters = [call.macs for call in calls if call is not None and call.macs is not None]
             self._macs[submodel.key] = sum(macs(submodel.kept) for macs in counters)
         return self._macs[submodel.key]
+
+
+def _analysed(
+    model: nn.Module, example: Tensor, dynamic: Sequence[int] | None, policy: Policy
+) -> tuple[Traced, Structure]:
+    """Only a model that is refused is traced with its lines, to say where."""
+    try:
+        traced = trace(model, example, dynamic, lines=False)
+        return traced, analyse(traced, policy)
+    except ModelError:
+        traced = trace(model, example, dynamic)
+        return traced, analyse(traced, policy)
 
 
 def _share_kept(axes: list[Axis], sizes: Mapping[Axis, int]) -> float:
