@@ -119,9 +119,7 @@ def test_labels_of_two_kinds(write, tmp_path):
 
 def test_columns_are_found_by_their_usual_names_or_as_told(write):
     columns = {"image2": [[1.0]] * 30, "fine_label": [0, 1, 2] * 10, "coarse": [0] * 30}
-    with pytest.raises(
-        DataError, match=r"none of the columns img, image, .*: set data.input to one of image2"
-    ):
+    with pytest.raises(DataError, match=r"none of the columns img, image, .*: set data.input to one of image2"):
         read(write("a.parquet", columns))
     assert read(write("a.parquet", columns), input="image2").info.num_classes == 3
     assert read(write("a.parquet", columns), input="image2", label="coarse").info.num_classes == 1
@@ -247,7 +245,7 @@ def test_splits_that_do_not_fit_together(write, vectors, tmp_path):
 
 def test_the_hubs_loader_reads_class_names_and_splits(write, tmp_path, monkeypatch):
     """The hub's client reads a local folder just as it reads its own sets."""
-    import datasets  # noqa: PLC0415
+    import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     names = ["no", "yes"]
@@ -258,7 +256,7 @@ def test_the_hubs_loader_reads_class_names_and_splits(write, tmp_path, monkeypat
 
 
 def test_the_hub_out_of_reach(monkeypatch):
-    import datasets  # noqa: PLC0415
+    import datasets
 
     def unreachable(name: str) -> None:
         raise ConnectionError(f"Couldn't reach '{name}' on the Hub")
