@@ -68,7 +68,7 @@ class Logits(nn.Module):
 def gpt2(full: bool, attention: str = "sdpa") -> tuple[nn.Module, Tensor]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {} if full else {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 32}
+    sizes = {} if full else {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 50, "n_positions": 32}
     tags = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
     config = GPT2Config(**sizes, **tags, attn_implementation=attention)  # type: ignore[arg-type]
     return Logits(GPT2LMHeadModel(config)), tokens(128 if full else 7)

@@ -26,7 +26,6 @@ from uneven.submodels import Supernet
 # shufflenet is among the library's own models, and tested there
 NAMES = [name for name in FAMILIES if name != "shufflenet"]
 OF_TOKENS = ("gpt2", "bert", "roberta", "distilbert", "llama", "transformer_encoder")
-ATTENDING = (*OF_TOKENS, "vit")
 few = settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 seeds = st.integers(0, 2**31)
 
@@ -87,7 +86,7 @@ def test_dropped_channels_are_as_good_as_zero(name: str, seed: int, training: bo
     assert gap_to_zeroed(submodel, x, training and not drops) < 1e-5
 
 
-@pytest.mark.parametrize("name", ATTENDING, indirect=True, scope="module")
+@pytest.mark.parametrize("name", ["gpt2", "llama", "vit"], indirect=True, scope="module")
 @few
 @given(seed=seeds)
 def test_dropped_heads_are_as_good_as_zero(name: str, seed: int) -> None:
