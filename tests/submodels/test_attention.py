@@ -109,7 +109,7 @@ def test_channels_of_every_head_drop_alike(mix: Mix) -> None:
     _, supernet = prepared(mix, "head_dim")
     assert found(supernet) == by_hand(QK, V)
     (line,) = (line for line in supernet.structure.kept if line.startswith("v.weight axis 0"))
-    assert line == 'v.weight axis 0 [3]*4: attention = "head_dim" drops the other'
+    assert line == 'v.weight axis 0 [3]*4: attention = "head_dim" keeps it whole'
 
 
 @mixes

@@ -1,7 +1,7 @@
 """What a user declares: a rule for an operator of one's own, axes that stay whole; and what is refused."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -214,8 +214,6 @@ def test_a_model_without_hidden_channels_is_no_error() -> None:
 
 
 # ---------------------------------------------------------------- what depends on the data's values
-
-Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
 class Nonzero(nn.Module):

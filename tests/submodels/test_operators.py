@@ -247,6 +247,28 @@ def expanded_then_flattened() -> nn.Module:
     return two(lambda m, x: m.h(m.a(x)[:, None].expand(-1, 3, 4).flatten(1)), inner=4, read=12)
 
 
+@case(VECTOR, (4, "a.weight.0 a.bias.0 h.weight.1"))
+def rows_repeated_as_often_as_there_are_examples() -> nn.Module:
+    """A batch of copies, of which as many as examples are read."""
+
+    def forward(m: Model, x: Tensor) -> Tensor:
+        y = m.a(x)
+        return m.h(y.sum(0, keepdim=True).repeat(x.shape[0], 1) + y)
+
+    return two(forward, inner=4, read=4)
+
+
+@case(VECTOR, (4, "a.weight.0 a.bias.0 h.weight.1"), (4, "a.weight.0 a.bias.0 h.weight.1"))
+def half_of_the_channels_overwritten() -> nn.Module:
+    def forward(m: Model, x: Tensor) -> Tensor:
+        y = m.a(x).clone()
+        y[:, :4] *= 2
+        y[:, 4:].fill_(0.5)
+        return m.h(y)
+
+    return two(forward)
+
+
 # ---------------------------------------------------------------- convolutions and norms
 
 

@@ -125,7 +125,7 @@ def _apply(attention: Attention, calls: Iterable[Outcome]) -> None:
         whole, dropped = (heads, channels) if attention == "head_dim" else (channels, heads)
         if not all(axis.frozen for axis in dropped):
             for axis in whole:
-                freeze(axis, f'attention = "{attention}" drops the other')
+                freeze(axis, f'attention = "{attention}" keeps it whole')
 
 
 class _Walk:

@@ -14,7 +14,7 @@ from uneven.submodels.rules.base import PLACE, Call, Outcome, as_list, rule, str
     *("abs", "neg", "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "sign", "round"),
     *("floor", "ceil", "sin", "cos", "erf", "logical_not", "bitwise_not", "isnan", "isinf", "nan_to_num"),
     *("dropout", "feature_dropout", "alpha_dropout", "contiguous", "clone", "detach", "alias", "lift_fresh_copy"),
-    *("to", "_to_copy", "type_as", "float", "zero", "zeros_like", "ones_like", "full_like", "empty_like"),
+    *("to", "_to_copy", "type_as", "float", "zero", "fill", "zeros_like", "ones_like", "full_like", "empty_like"),
     *("rand_like", "randn_like"),
     *("softmax", "log_softmax"),  # over the channels that are kept, as a norm
 )

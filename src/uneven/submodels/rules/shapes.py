@@ -110,15 +110,15 @@ def repeat(call: Call) -> Outcome:
     rank = len(call.sizes)
     x = [fixed(1)] * (rank - len(call.axes("self"))) + call.axes("self")
     times = [1] * (rank - len(call.args[name])) + list(call.args[name])
-    copies = [Axis(1) if t == 1 else _copies(call, i, x[i]) for i, t in enumerate(times)]
+    copies = [Axis(1) if t == 1 else _copies(call, i, x[i], t) for i, t in enumerate(times)]
     out = [copy if single(axis) else product([copy, axis]) for copy, axis in zip(copies, x, strict=True)]
     new = list(zip(times, copies, strict=True))
     return Outcome(out, lambda sizes: {name: [t if isinstance(t, fx.Node) else count(c, sizes) for t, c in new]})
 
 
-def _copies(call: Call, dim: int, axis: Axis) -> Axis:
-    number = call.sizes[dim] // axis.size
-    return call.fresh(dim, None) if single(axis) else Axis(number, None, isinstance(call.args, fx.Node))
+def _copies(call: Call, dim: int, axis: Axis, times: Any) -> Axis:
+    number, varies = call.sizes[dim] // axis.size, isinstance(times, fx.Node)
+    return call.fresh(dim, None) if single(axis) else Axis(number, "a length" if varies else None, varies)
 
 
 @rule("repeat_interleave")
