@@ -37,13 +37,13 @@ class Score:
 class Evaluation:
     """One evaluation.
 
-    ``full``: the full model on the global test set. ``by_width``: each width's submodel, there too.
+    ``full``: the full model on the global test set. ``by_capacity``: that of each capacity, there too.
     ``local``: per client, its own submodel's accuracy on its own test split. ``traffic``: bytes down to and up
     from the clients that recalibrated norms for it (submodels down, statistics up), an estimate.
     """
 
     full: Score
-    by_width: dict[float, Score]
+    by_capacity: dict[float, Score]
     local: tuple[float, ...]
     traffic: tuple[int, int] = (0, 0)
 
@@ -56,23 +56,24 @@ class Evaluation:
 
 def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard], t: int) -> Evaluation:
     """Evaluate the method's state after round t."""
-    widths = sorted({card.width for card in cards} | {1.0}, reverse=True)
-    by_width: dict[float, Score] = {}
+    full = ClientCard(-1, 0, torch.zeros(federation.info.num_classes), 1.0, 1.0)
+    capacities = {card.capacity: card for card in [full, *cards]}
+    by_capacity: dict[float, Score] = {}
     local: dict[int, float] = {}
     down = up = 0
-    for width in widths:
-        submodel = method.evaluation_submodel(width, t)
+    for capacity in sorted(capacities, reverse=True):
+        submodel = method.evaluation_submodel(capacities[capacity], t)
         network = submodel.network().load(submodel.gather(method.state)).eval()
         if method.recalibrates:
-            able = [card.id for card in cards if card.width >= width] or [card.id for card in cards]
+            able = [card.id for card in cards if card.capacity >= capacity] or [card.id for card in cards]
             running = method.supernet.running
             recalibrate(network, running, [federation.clients[n].train for n in able])
             down += len(able) * submodel.nbytes
             up += len(able) * sum(network.tensors[name].nbytes for pair in running for name in pair)
-        by_width[width] = _score(network, federation.test)
-        mine = [federation.clients[card.id] for card in cards if card.width == width]
+        by_capacity[capacity] = _score(network, federation.test)
+        mine = [federation.clients[card.id] for card in cards if card.capacity == capacity]
         local |= _local(network, mine)
-    return Evaluation(by_width[1.0], by_width, tuple(local[card.id] for card in cards), (down, up))
+    return Evaluation(by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), (down, up))
 
 
 @torch.no_grad()

@@ -59,8 +59,8 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
 
 def _scores(experiment: Experiment, evaluation: Evaluation) -> Iterable[tuple[float, Score]]:
     """Every capacity of a client, the largest first, with the score of its submodel."""
-    widths = {card.capacity: card.width for card in experiment.cards}
-    return [(capacity, evaluation.by_width[widths[capacity]]) for capacity in sorted(widths, reverse=True)]
+    capacities = sorted({card.capacity for card in experiment.cards}, reverse=True)
+    return [(capacity, evaluation.by_capacity[capacity]) for capacity in capacities]
 
 
 def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
@@ -131,7 +131,7 @@ def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Eva
     rows = []
     for capacity, score in _scores(experiment, evaluation):
         cards = [card for card in experiment.cards if card.capacity == capacity]
-        submodel = experiment.method.evaluation_submodel(cards[0].width, experiment.spec.rounds)
+        submodel = experiment.method.evaluation_submodel(cards[0], experiment.spec.rounds)
         rows.append(
             {
                 "capacity": capacity,

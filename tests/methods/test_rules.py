@@ -104,7 +104,7 @@ def test_fedrolex_rolls_one_window_for_all() -> None:
     assert kept(world, 7, 2) == [[6, 7, 8], [0, 6]]
     assert kept(world, 12, 2) == [[0, 1, 11], [4, 5]]
     assert kept(world, 12, 1) == [[0, 1, 2, 3, 4, 11], [0, 4, 5, 6]]
-    evaluated = world.method.evaluation_submodel(0.25, 7)
+    evaluated = world.method.evaluation_submodel(world.cards[2], 7)
     assert [k.tolist() for k in evaluated.keep.values()] == [[6, 7, 8], [0, 6]]  # type: ignore[attr-defined]
 
 
@@ -119,7 +119,7 @@ def test_federated_dropout_draws_afresh_and_uniformly() -> None:
         draws[torch.tensor(kept(world, t, 1)[0])] += 1
     # A fair share is 200 of 400, standard deviation 10.
     assert (draws - 200).abs().max() < 50
-    one, other = (world.method.evaluation_submodel(0.5, t) for t in (1, 9))
+    one, other = (world.method.evaluation_submodel(world.cards[1], t) for t in (1, 9))
     assert all(torch.equal(one.keep[i], other.keep[i]) for i in (0, 1))  # type: ignore[attr-defined]
 
 
@@ -214,7 +214,7 @@ def test_fit_smallest_trains_what_the_smallest_client_holds() -> None:
     world = formed("fedavg-smallest", "mlp", MIXED)
     assert len(world.method.eligible()) == 4
     assert {a.submodel.size for a in world.plan()} == {world.method.supernet.prefix(0.25).size}
-    assert world.method.evaluation_submodel(1.0, 1).size == world.method.supernet.prefix(0.25).size
+    assert world.method.evaluation_submodel(world.cards[0], 1).size == world.method.supernet.prefix(0.25).size
 
 
 def test_fit_exclude_trains_on_full_width_clients() -> None:

@@ -205,9 +205,9 @@ class Method:
         """Which part of the model the client holds in round t. Must be defined."""
         raise TypeError(f"{type(self).__name__} must define submodel(t, client)")
 
-    def evaluation_submodel(self, width: float, t: int) -> Submodel:
-        """The part that is evaluated after round t for clients of this width: the prefix, unless told better."""
-        return self.supernet.prefix(width)
+    def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
+        """What is evaluated after round t for clients of this one's capacity: the prefix, unless told better."""
+        return self.supernet.prefix(client.width)
 
     def eligible(self) -> Sequence[ClientCard]:
         """The clients that cohorts are drawn from."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from uneven.methods.base import ClientCard
 from uneven.methods.channelwise import ChannelMethod
 from uneven.rng import generator
 from uneven.submodels import Submodel
@@ -27,5 +28,5 @@ class FederatedDropout(ChannelMethod):
         draws = generator(self.context.seed, "federated dropout", *key, group)
         return torch.randperm(size, generator=draws)[:k].sort().values
 
-    def evaluation_submodel(self, width: float, t: int) -> Submodel:
-        return self._kept(width, ("evaluation", f"{width:g}"))
+    def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
+        return self._kept(client.width, ("evaluation", f"{client.width:g}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from uneven.methods.base import ClientCard
 from uneven.methods.channelwise import ChannelMethod, window
 from uneven.submodels import Submodel
 
@@ -24,5 +25,5 @@ class FedRolex(ChannelMethod):
         t = int(key[0])
         return window(t - 1, k, self.supernet.groups[group].size)
 
-    def evaluation_submodel(self, width: float, t: int) -> Submodel:
-        return self._kept(width, (max(t, 1),))
+    def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
+        return self._kept(client.width, (max(t, 1),))

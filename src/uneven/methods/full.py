@@ -48,5 +48,5 @@ class FullModelMethod(Method):
     def submodel(self, t: int, client: ClientCard) -> Submodel:
         return self.supernet.prefix(self.width)
 
-    def evaluation_submodel(self, width: float, t: int) -> Submodel:
-        return self.supernet.prefix(min(width, self.width))
+    def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
+        return self.supernet.prefix(min(client.width, self.width))
