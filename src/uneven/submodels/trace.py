@@ -8,6 +8,7 @@ own.
 from __future__ import annotations
 
 import copy
+import gc
 import sysconfig
 import traceback
 import warnings
@@ -23,6 +24,7 @@ from torch import Tensor, fx, nn
 
 from uneven.errors import ModelError
 from uneven.submodels.rules.base import operator_name
+from uneven.submodels.standins import in_one_piece, target_of
 
 State = dict[str, Tensor]
 
@@ -60,12 +62,14 @@ def trace(model: nn.Module, example: Tensor, dynamic: Sequence[int] | None = Non
     canonical = _canonical_names(model)
     batch = torch.zeros(BATCH, *example.shape, dtype=example.dtype)
     lengths = _lengths(example, dynamic)
-    with _lines(lines):
+    with _quickly(lines):
         training = _export(model.train(), batch, lengths)
         evaluation = _export(model.eval(), batch, lengths)
     state = training.state_dict
-    parameters = {n: state[n].detach().clone() for n, p in model.named_parameters() if n in state}
-    buffers = {n: state[n].detach().clone() for n, _ in model.named_buffers() if n in state}
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    kept = [n for n, _ in [*model.named_parameters(), *model.named_buffers()] if n in state]
+    parameters = {n: state[n].detach().clone() for n in kept if n in trained}
+    buffers = {n: state[n].detach().clone() for n in kept if n not in trained}
     modes = {"of_training": training, "of_evaluation": evaluation}
     names = {
         mode: {n: canonical.get(n, f"{mode}.{n}") for n, c in exported.constants.items() if isinstance(c, Tensor)}
@@ -85,13 +89,17 @@ def _copy(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
-def _lines(noted: bool) -> Iterator[None]:
-    before = torch.fx.config.do_not_emit_stack_traces
-    torch.fx.config.do_not_emit_stack_traces = not noted
+def _quickly(lines: bool) -> Iterator[None]:
+    """Without lines, if so asked; and without looking for garbage among the many objects that stay."""
+    before, collects = torch.fx.config.do_not_emit_stack_traces, gc.isenabled()
+    torch.fx.config.do_not_emit_stack_traces = not lines
+    gc.disable()
     try:
         yield
     finally:
         torch.fx.config.do_not_emit_stack_traces = before
+        if collects:
+            gc.enable()
 
 
 def _lengths(example: Tensor, dynamic: Sequence[int] | None) -> dict[int, Any]:
@@ -116,7 +124,7 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
 def _export(model: nn.Module, batch: Tensor, lengths: dict[int, Any]) -> torch.export.ExportedProgram:
     dynamic = ({0: torch.export.Dim("batch", min=1), **lengths},)
     try:
-        with warnings.catch_warnings(), torch.enable_grad():
+        with warnings.catch_warnings(), torch.enable_grad(), in_one_piece():
             warnings.simplefilter("ignore")  # of lengths that turned out to be fixed, and of the model's own
             return torch.export.export(model, (batch,), dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # export raises whatever the model raises, and much of its own
@@ -177,6 +185,7 @@ def _plain_graph(exported: torch.export.ExportedProgram, canonical: dict[str, st
             graph.output(copies[results[0]])
             continue
         copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].target = target_of(node.target)
         if node.op == "get_attr":
             copies[node].target = canonical.get(str(node.target), node.target)
     return graph
