@@ -56,7 +56,7 @@ class OverlapAverage:
         self._float = [name for name, tensor in start.items() if tensor.is_floating_point()]
         self._sum = {name: torch.zeros_like(start[name]) for name in self._float}
         self._weight = {name: torch.zeros_like(start[name]) for name in self._float}
-        self._counters = {n: t.clone() for n, t in start.items() if not t.is_floating_point()}
+        self._whole = {n: t.clone() for n, t in start.items() if not t.is_floating_point()}
 
     def add(
         self, submodel: Submodel, values: State, weight: float, counted: Mapping[str, Tensor] | None = None
@@ -68,12 +68,15 @@ class OverlapAverage:
         """
         counted = counted or {}
         for name in self._float:
-            delta = values[name] - submodel.select(name, self._start[name])
+            before = submodel.select(name, self._start[name])
+            # What is as it was has no delta, also where it is infinite (the masks of attention).
+            delta = torch.where(values[name] == before, 0.0, values[name] - before)
             own = torch.full_like(delta, weight) * counted.get(name, 1.0)
             submodel.add(name, self._sum[name], delta * own)
             submodel.add(name, self._weight[name], own)
-        for name, counter in self._counters.items():
-            counter.copy_(torch.maximum(counter, values[name]))
+        for name, number in self._whole.items():
+            if number.dim() == 0:  # a counter; tables of positions and the like stay as they are
+                number.copy_(torch.maximum(number, values[name]))
 
     def result(self) -> tuple[State, State]:
         """The mean delta of every float tensor, and where it is held (bool); zero where it is not."""
@@ -83,9 +86,9 @@ class OverlapAverage:
         return delta, held
 
     @property
-    def counters(self) -> State:
-        """The maximum of each integer buffer over the updates."""
-        return self._counters
+    def whole_numbers(self) -> State:
+        """Integer buffers: of a counter the maximum over the updates, others as they were."""
+        return self._whole
 
 
 class ServerOptimizer:
@@ -107,7 +110,7 @@ class ServerOptimizer:
     def step(self, state: State, average: OverlapAverage) -> State:
         """The new state: parameters by the optimizer, running statistics by their mean, counters by maximum."""
         delta, held = average.result()
-        new = dict(average.counters)
+        new = dict(average.whole_numbers)
         for name, change in delta.items():
             step = self._step(name, change, held[name]) if name in self._trained else change
             new[name] = torch.where(held[name], state[name] + step, state[name])

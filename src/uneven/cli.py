@@ -96,7 +96,8 @@ def compare(
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with one thread.")] = 1,
     match: Annotated[
-        str | None, typer.Option(metavar="UNIT", help="Equal budgets for every client: params, macs or bytes.")
+        str | None,
+        typer.Option(metavar="UNIT", help="Equal budgets: params, macs, bytes or memory."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder; goes on if it exists. Default: runs/<name>-comparison.")
@@ -107,7 +108,8 @@ def compare(
 
     over = [setting(text) for text in sets or []] + ([{"match": match}] if match else [])
     table = {} if spec is None else {"name": spec.stem, **read(spec)}
-    folder = out or Path("runs") / f"{table.get('name', 'demo')}-comparison"
+    name = next((layer["name"] for layer in [*reversed(over), table] if "name" in layer), "demo")
+    folder = out or Path("runs") / f"{name}-comparison"
     runs = comparison.plan(
         table,
         over,
@@ -121,9 +123,11 @@ def compare(
     with ComparisonView(console, runs) as view:
         failed = comparison.execute(runs, jobs, view.refresh)
     rows = comparison.summarise(runs)
-    RunFolder(folder).write("comparison.json", json.dumps({"match": match, "rows": rows}, indent=2) + "\n")
+    table = {"match": runs[0].spec.match, "rows": rows}
+    RunFolder(folder).write("comparison.json", json.dumps(table, indent=2) + "\n")
     for shown in comparison_tables(rows):
         console.print(shown)
+    console.print("* down and up, of all clients of a round; an estimate: the tensors that travel, uncoded")
     console.print(f"result: {folder / 'comparison.json'}", soft_wrap=True)
     if failed:
         raise RunError("\n".join(f"{path}: {message}" for path, message in failed.items()))

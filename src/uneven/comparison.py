@@ -21,7 +21,7 @@ from scipy import stats
 
 from uneven.errors import RunError, SpecError, nearest
 from uneven.methods import METHODS
-from uneven.spec import Spec, parse, setting
+from uneven.spec import Spec, nested, parse, setting
 from uneven.tracking import RunFolder
 
 Table = Mapping[str, Any]
@@ -30,16 +30,16 @@ POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a comparison. ``label`` names its method, ``grid`` its values of the grid's keys."""
+    """One run of a comparison. ``label`` names its method, ``grid`` its values of the grid's keys, as text."""
 
     label: str
-    grid: tuple[tuple[str, Any], ...]
+    grid: tuple[tuple[str, str], ...]
     seed: int
     spec: Spec
     folder: RunFolder
 
     @property
-    def row(self) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    def row(self) -> tuple[str, tuple[tuple[str, str], ...]]:
         """What it has in common with the runs of other seeds."""
         return self.label, self.grid
 
@@ -65,19 +65,26 @@ def plan(
     Raises:
         SpecError: a spec among them does not hold.
     """
+    _refuse_seed(over, grid)
     base = {key: value for key, value in table.items() if key != "compare"}
     forms = table.get("compare", {})
-    axes = [_grid_axis(text) for text in grid]
     runs = []
-    for label in methods:
+    for label in dict.fromkeys(methods):
         method = _form(label, forms)
-        for point in itertools.product(*axes):
-            layers = [*over, {"method": method}, *(setting(f"{key}={_toml(v)}") for key, v in point)]
-            where = out / label / (",".join(f"{key}={value}" for key, value in point) or ".")
+        for point in itertools.product(*(_grid_axis(text) for text in grid)):
+            layers = [*over, {"method": method}, *(layer for _, _, layer in point)]
+            names = tuple((key, text) for key, text, _ in point)
+            where = out / label / (",".join(f"{key}={text}" for key, text in names).replace("/", "_") or ".")
             for seed in seeds:
                 spec = parse(base, [*layers, {"seed": seed}], profile)
-                runs.append(Run(label, point, seed, spec, RunFolder(where / f"seed-{seed}")))
+                runs.append(Run(label, names, seed, spec, RunFolder(where / f"seed-{seed}")))
     return runs
+
+
+def _refuse_seed(over: Sequence[Table], grid: Sequence[str]) -> None:
+    keys = [text.partition("=")[0].strip() for text in grid]
+    if "seed" in keys or any("seed" in layer for layer in over):
+        raise SpecError(["seed: has no effect in a comparison, which takes --seeds"])
 
 
 def _form(label: str, forms: Table) -> Table:
@@ -88,16 +95,15 @@ def _form(label: str, forms: Table) -> Table:
     raise SpecError([f"--methods {label!r}: {nearest(label, [*METHODS, *forms])}, or a table [compare.{label}]"])
 
 
-def _grid_axis(text: str) -> list[tuple[str, Any]]:
-    key, equals, values = text.partition("=")
-    if not equals or not values:
+def _grid_axis(text: str) -> list[tuple[str, str, Table]]:
+    """Each value of ``a.b=x,y`` as (key, text, nested tables); a value given twice counts once."""
+    key, equals, values = (part.strip() for part in text.partition("="))
+    if not key or not equals or not values:
         raise SpecError([f"--grid {text!r}: must be of the form a.b=x,y"])
     parsed = setting(f"values=[{values}]")["values"]
-    return [(key.strip(), value) for value in (parsed if isinstance(parsed, list) else values.split(","))]
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value)
+    entries = parsed if isinstance(parsed, list) else [value.strip() for value in values.split(",")]
+    named = {value if isinstance(value, str) else json.dumps(value): value for value in entries}
+    return [(key, name, nested(key, value)) for name, value in named.items()]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -111,6 +117,8 @@ def parse_seeds(text: str) -> list[int]:
         first, dash, last = part.strip().partition("-")
         if not first.isdigit() or (dash and not last.isdigit()):
             raise SpecError([f"--seeds {text!r}: must be like 0-4 or 0,3,7"])
+        if int(last or first) < int(first):
+            raise SpecError([f"--seeds {text!r}: {part.strip()} counts down, it must be like 0-4"])
         seeds += range(int(first), int(last or first) + 1)
     return list(dict.fromkeys(seeds))
 
@@ -126,7 +134,7 @@ def execute(runs: Sequence[Run], jobs: int, watch: Callable[[], None]) -> dict[P
     for run in runs:
         _prepare(run)
     waiting = [run for run in runs if not run.folder.finished]
-    active: dict[Path, subprocess.Popen[str]] = {}
+    active: dict[Path, subprocess.Popen[bytes]] = {}
     failed: dict[Path, str] = {}
     try:
         while waiting or active:
@@ -144,25 +152,33 @@ def execute(runs: Sequence[Run], jobs: int, watch: Callable[[], None]) -> dict[P
 
 def _prepare(run: Run) -> None:
     """Put the spec into the run's folder, where `resume` finds it."""
-    planned, text = run.folder.path / "planned.toml", run.spec.to_toml({})
-    if not planned.is_file():
-        run.folder.create(text, overwrite=False)
-        run.folder.write("planned.toml", text)
-    elif planned.read_text(encoding="utf-8") != text:
-        raise RunError(f"{run.folder.path} holds a run of another spec: choose another --out, or remove it")
+    folder, text = run.folder, run.spec.to_toml({})
+    planned = folder.path / "planned.toml"
+    if planned.is_file() and planned.read_text(encoding="utf-8") == text:
+        return
+    started = (folder.path / "checkpoint.safetensors").is_file() or folder.finished
+    if started:
+        raise RunError(f"{folder.path} holds a run of another spec: choose another --out, or remove it")
+    folder.create(text, overwrite=True)  # new, or stopped before its first checkpoint
+    folder.write("planned.toml", text)
 
 
-def _spawn(run: Run) -> subprocess.Popen[str]:
+def _spawn(run: Run) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "uneven", "run", "--resume", str(run.folder.path)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    with _errors(run.folder.path).open("w") as errors:  # a file holds any number of warnings, a pipe does not
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
 
 
-def _collect(active: dict[Path, subprocess.Popen[str]], failed: dict[Path, str]) -> None:
+def _errors(path: Path) -> Path:
+    return path / "stderr.txt"
+
+
+def _collect(active: dict[Path, subprocess.Popen[bytes]], failed: dict[Path, str]) -> None:
     for path, process in list(active.items()):
         if process.poll() is not None:
-            _, errors = process.communicate()
             if process.returncode:
-                failed[path] = errors.strip().removeprefix("error: ") or f"ended with code {process.returncode}"
+                said = _errors(path).read_text(encoding="utf-8", errors="replace").strip()
+                failed[path] = said.removeprefix("error: ") or f"ended with code {process.returncode}"
             del active[path]
 
 
@@ -199,17 +215,18 @@ METRICS: dict[str, Callable[[Any], float]] = {
     "local_worst": lambda result: result["local"]["worst"],
     "local_tail": lambda result: result["local"]["tail"],
 }
-# Costs of a run: means over clients, the same for every seed but for who was drawn.
+# Costs of a run: means over the clients that take part.
 COSTS: dict[str, Callable[[Any], float]] = {
     "parameters": lambda result: _client_mean(result, "parameters"),
     "macs": lambda result: _client_mean(result, "macs"),
+    "memory": lambda result: _client_mean(result, "memory"),
     "bytes_per_round": lambda result: (result["bytes"]["up"] + result["bytes"]["down"]) / result["rounds"],
     "training_macs": lambda result: result["macs"],
 }
 
 
 def _client_mean(result: Any, key: str) -> float:
-    rows = result["per_capacity"]
+    rows = [row for row in result["per_capacity"] if row["bytes"] is not None]  # those that take part
     total: float = sum(row["clients"] * row[key] for row in rows) / sum(row["clients"] for row in rows)
     return total
 

@@ -26,9 +26,9 @@ def method(name: str) -> tuple[str, Table]:
     found = method_class(name)
     options = Table("option", "default", "meaning", title="options", title_justify="left")
     for key, field in found.Options.model_fields.items():
-        options.add_row(key, _default(field), " ".join((field.description or "").split()))
+        options.add_row(key, _default(field), " ".join((field.description or "").replace("``", "").split()))
     paragraphs = (inspect.getdoc(found) or "").split("\n\n")
-    return "\n\n".join([name, *(" ".join(p.split()) for p in paragraphs), ""]), options
+    return "\n\n".join([name, *(" ".join(p.replace("``", "").split()) for p in paragraphs), ""]), options
 
 
 def _default(field: FieldInfo) -> str:
@@ -39,7 +39,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _section(text: str, title: str) -> str:
-    """The paragraph of a docstring that starts with a title, up to its first full stop after the authors."""
+    """The paragraph of a docstring that starts with a title."""
     for paragraph in text.split("\n\n"):
         if paragraph.startswith(f"{title}:"):
             return " ".join(paragraph.removeprefix(f"{title}:").split())

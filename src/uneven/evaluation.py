@@ -34,18 +34,27 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Recalibration:
+    """What filling the statistics of norms cost: submodels down and statistics up in bytes (an estimate), MACs."""
+
+    down: int = 0
+    up: int = 0
+    macs: int = 0
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """One evaluation.
 
     ``full``: the full model on the global test set. ``by_capacity``: that of each capacity, there too.
-    ``local``: per client, its own submodel's accuracy on its own test split. ``traffic``: bytes down to and up
-    from the clients that recalibrated norms for it (submodels down, statistics up), an estimate.
+    ``local``: per client, its own submodel's accuracy on its own test split. ``recalibration``: what
+    was done for it on the clients.
     """
 
     full: Score
     by_capacity: dict[float, Score]
     local: tuple[float, ...]
-    traffic: tuple[int, int] = (0, 0)
+    recalibration: Recalibration = Recalibration()
 
     def local_summary(self) -> dict[str, float]:
         """Mean over clients, worst client, and tail: the mean of the lowest 30 % (``ceil(0.3 K)`` clients)."""
@@ -60,7 +69,7 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
     capacities = {card.capacity: card for card in [full, *cards]}
     by_capacity: dict[float, Score] = {}
     local: dict[int, float] = {}
-    down = up = 0
+    down = up = macs = 0
     for capacity in sorted(capacities, reverse=True):
         submodel = method.evaluation_submodel(capacities[capacity], t)
         network = submodel.network().load(submodel.gather(method.state)).eval()
@@ -70,10 +79,13 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
             recalibrate(network, running, [federation.clients[n].train for n in able])
             down += len(able) * submodel.nbytes
             up += len(able) * sum(network.tensors[name].nbytes for pair in running for name in pair)
+            macs += submodel.macs * sum(len(federation.clients[n].train) for n in able)
         by_capacity[capacity] = _score(network, federation.test)
         mine = [federation.clients[card.id] for card in cards if card.capacity == capacity]
         local |= _local(network, mine)
-    return Evaluation(by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), (down, up))
+    return Evaluation(
+        by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), Recalibration(down, up, macs)
+    )
 
 
 @torch.no_grad()

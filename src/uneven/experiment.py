@@ -14,7 +14,7 @@ from uneven import data, models
 from uneven.allocation import deal
 from uneven.data import Federation
 from uneven.engines import Engine, SerialEngine, inspect
-from uneven.errors import QuorumError, SpecError
+from uneven.errors import ModelError, QuorumError, SpecError
 from uneven.evaluation import Evaluation, evaluate
 from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
 from uneven.rng import generator
@@ -42,7 +42,14 @@ def load_model(spec: Spec) -> tuple[Federation, Supernet]:
     federation = data.load(spec.data, spec.clients.count, spec.seed)
     model = models.build(spec.model.name, federation.info, spec.model.options, spec.seed)
     example, _ = federation.test.batch(torch.tensor([0]))
-    return federation, Supernet(model, example[0])
+    supernet = Supernet(model, example[0])
+    sizes, classes = [axis.size for axis in supernet.structure.output[1:]], federation.info.num_classes
+    if sizes != [classes]:
+        raise ModelError(
+            f"model.name = {spec.names['model']!r}: its output is (batch, {', '.join(map(str, sizes))}), and the "
+            f"data have {classes} classes: it must be (batch, {classes})"
+        )
+    return federation, supernet
 
 
 class Experiment:
@@ -122,7 +129,7 @@ class Experiment:
         """The good updates as they come; at the end, whether there were enough of them."""
         for assignment, result in self.engine.train(assignments):
             checked = inspect(assignment, result)
-            log.bytes_down.append(len(assignment.payload) * assignment.submodel.nbytes)
+            log.bytes_down.append(_bytes_down(assignment))
             if isinstance(checked, Failure):
                 log.failures.append(checked)
                 log.bytes_up.append(0)
@@ -151,6 +158,12 @@ class Experiment:
     def is_due(self, t: int) -> bool:
         """Whether round t is followed by an evaluation."""
         return t % self.spec.evaluation.every == 0 or t == self.spec.rounds
+
+
+def _bytes_down(assignment: Assignment) -> int:
+    select = assignment.submodel.select
+    tensors = [(name, t) for state in assignment.payload.values() for name, t in state.items()]
+    return sum(select(name, tensor).numel() * tensor.element_size() for name, tensor in tensors)
 
 
 def _payload_bytes(update: Update) -> int:

@@ -34,7 +34,8 @@ def find(name: str, known: Mapping[str, T], field: str, error: type[UnevenError]
         reason = cause if isinstance(cause, ImportError) else f"{type(cause).__name__}: {cause}"
         raise error(f"{field} = {name!r}: cannot import {module_name!r} ({reason})") from cause
     if not hasattr(module, attribute):
-        raise error(f"{field} = {name!r}: no {attribute!r} in it; {nearest(attribute, dir(module))}")
+        names = [name for name in dir(module) if not name.startswith("_")]
+        raise error(f"{field} = {name!r}: no {attribute!r} in it; {nearest(attribute, names)}")
     found: T = getattr(module, attribute)
     return found
 

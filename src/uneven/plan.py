@@ -73,21 +73,27 @@ def quantity(text: str, field: str) -> int:
 
 
 def table(rows: list[Row], batch: int) -> Table:
-    """A row per width: parameters, MACs, bytes of a message, memory."""
-    shown = Table(
-        title=f"cost of a width (MACs of one example, memory at batch size {batch})", title_justify="left"
-    )
-    headings = ["width", "parameters", "MACs", "message", "training memory", "inference"]
+    """A row per width: parameters, MACs, bytes of a message, memory (predicted, and measured where it was)."""
+    shown = Table(title=f"MACs of one example; MB of memory at batch size {batch}", title_justify="left")
     with_measured = any(row.measured for row in rows)
-    for heading in headings + (["measured", "inference"] if with_measured else []):
-        shown.add_column(heading, justify="right")
+    measured = ["measured", "(eval)"] if with_measured else []
+    for heading in ["width", "parameters", "MACs", "message", "training", "(eval)", *measured]:
+        shown.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        cells = [f"{row.width:.4g}", f"{row.parameters:,}", f"{row.macs:,}", _mb(row.nbytes)]
+        cells = [f"{row.width:.4g}", short(row.parameters), short(row.macs), f"{row.nbytes / 1e6:.2f}"]
         for memory in [row.predicted, *([row.measured] if row.measured else [])]:
-            cells += [_mb(memory.training), _mb(memory.inference)]
+            cells += [f"{memory.training / 1e6:.1f}", f"{memory.inference / 1e6:.1f}"]
         shown.add_row(*cells)
     return shown
 
 
-def _mb(nbytes: int) -> str:
-    return f"{nbytes / 1e6:,.2f} MB"
+def short(number: float) -> str:
+    """A number in three or four figures.
+
+    >>> short(999), short(50_794), short(4_271_232), short(11_173_962)
+    ('999', '50.8 k', '4.27 M', '11.2 M')
+    """
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if number >= size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:g}"

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from uneven.experiment import Experiment
+from uneven.plan import short
 from uneven.tracking import Line
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def closing_lines(result: dict[str, Any]) -> list[str]:
         f"tail {local['tail']:.3f} (lowest 30 %)",
         "* of one client, down and up; an estimate: the tensors that travel, uncoded",
     ]
+    if all(row["capacity"] < 1 for row in result["per_capacity"]):
+        lines.insert(1, "no client holds the full model: its accuracy is that of what the method makes of it")
     if result["failures"]:
         lines.insert(2, f"failed updates: {result['failures']} (reasons in rounds.jsonl)")
     return lines
@@ -136,30 +139,35 @@ class ComparisonView:
 def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
     """Means with 95 % intervals and the paired difference to the first method; and what they cost."""
     means = {
-        "full model": "accuracy",
-        "to the first": "difference",
+        "full": "accuracy",
+        "to first": "difference",
         "smallest": "smallest",
-        "local mean": "local_mean",
-        "local worst": "local_worst",
+        "local": "local_mean",
+        "worst": "local_worst",
     }
-    costs = {"parameters": "parameters", "MACs": "macs", "bytes a round*": "bytes_per_round"}
-    scores = _right_aligned("accuracy after the final round, mean ± 95 % interval over seeds", ["seeds", *means])
-    prices = _right_aligned("mean cost of a client (bytes: of the cohort)", [*costs, "budget used"])
+    costs = {
+        "parameters": "parameters",
+        "MACs": "macs",
+        "memory": "memory",
+        "bytes a round*": "bytes_per_round",
+    }
+    scores = _right_aligned("accuracy in % after the final round, mean ± 95 % over seeds", ["seeds", *means])
+    prices = _right_aligned("cost: means over the clients that take part", [*costs, "budget"])
     for row in rows:
         label = _label(row["method"], row["grid"].items())
         if not row["seeds"]:
             scores.add_row(label, "0", "not run")
             continue
         scores.add_row(label, str(len(row["seeds"])), *(_interval(row.get(key)) for key in means.values()))
-        budget = f"{row['budget']['mean']:.1%} of {row['budget']['unit']}" if "budget" in row else "-"
-        prices.add_row(label, *(f"{row[key]:,.0f}" for key in costs.values()), budget)
+        budget = f"{row['budget']['mean']:.1%}" if "budget" in row else "-"
+        prices.add_row(label, *(short(row[key]) for key in costs.values()), budget)
     return [scores, prices]
 
 
 def _right_aligned(title: str, headings: Iterable[str]) -> Table:
     table = Table("method", title=title, title_justify="left")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 
@@ -168,7 +176,8 @@ def _label(method: str, grid: Iterable[tuple[str, Any]]) -> str:
 
 
 def _interval(mean: dict[str, Any] | None) -> str:
+    """In per cent."""
     if mean is None:
         return "-"
     half = mean["half_width_95"]
-    return f"{mean['mean']:.3f}" + ("" if half is None else f" ± {half:.3f}")
+    return f"{100 * mean['mean']:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -22,11 +23,16 @@ def resolved(experiment: Experiment) -> dict[str, Any]:
         "clients": {"count": len(experiment.cards)},
         "method": options,
         "engine": {"name": "serial"},
-        "versions": {
-            "uneven": version("uneven"),
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a run's bits depend on."""
+    return {
+        "uneven": version("uneven"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
     }
 
 
@@ -52,7 +58,7 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
                 for capacity, score in _scores(experiment, evaluation)
             ],
             "local": evaluation.local_summary(),
-            "recalibration_bytes": dict(zip(("down", "up"), evaluation.traffic, strict=True)),
+            "recalibration": asdict(evaluation.recalibration),
         }
     return line
 
@@ -97,24 +103,21 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "per_capacity": _per_capacity(experiment, lines, evaluation),
         "local": evaluation.local_summary(),
         "bytes": {
-            "up": _total_bytes(lines, "up"),
-            "down": _total_bytes(lines, "down"),
+            "up": sum(line["bytes"]["up"] for line in lines),
+            "down": sum(line["bytes"]["down"] for line in lines),
             "kind": "estimate",
         },
         "macs": sum(line["macs"] for line in lines),
+        "recalibration": _recalibration(lines),
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
 
 
-def _total_bytes(lines: Sequence[Line], way: str) -> int:
-    """Of training, and of the recalibration of norms before evaluations."""
-    total = 0
-    for line in lines:
-        total += line["bytes"][way]
-        if "evaluation" in line:
-            total += line["evaluation"]["recalibration_bytes"][way]
-    return total
+def _recalibration(lines: Sequence[Line]) -> dict[str, int]:
+    """What filling the statistics of norms cost over all evaluations, beside training."""
+    costs = [line["evaluation"]["recalibration"] for line in lines if "evaluation" in line]
+    return {key: sum(cost[key] for cost in costs) for key in ("down", "up", "macs")}
 
 
 def _budget(experiment: Experiment) -> dict[str, Any]:
@@ -138,6 +141,7 @@ def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Eva
                 "clients": len(cards),
                 "parameters": submodel.size,
                 "macs": submodel.macs,
+                "memory": cost(submodel, "memory", experiment.spec.training),
                 "bytes": _mean_bytes({card.id for card in cards}, lines),
                 "accuracy": score.accuracy,
                 "loss": score.loss,

@@ -12,8 +12,8 @@ import torch
 from uneven.errors import RunError
 from uneven.evaluation import Evaluation
 from uneven.experiment import Experiment
-from uneven.records import client_lines, resolved, round_line, summary
-from uneven.spec import Spec, given, load, parse
+from uneven.records import client_lines, resolved, round_line, summary, versions
+from uneven.spec import Spec, given, load, parse, read
 from uneven.tracking import Line, RunFolder, State
 
 
@@ -36,12 +36,15 @@ class Silent:
 
 
 def run(
-    spec: Spec | str | Path | None = None, *, out: str | Path | None = None, **sections: Any
+    spec: Spec | Mapping[str, Any] | str | Path | None = None,
+    *,
+    out: str | Path | None = None,
+    **sections: Any,
 ) -> dict[str, Any]:
     """Run one experiment and return its result, the content of ``result.json``.
 
     Args:
-        spec: a `Spec`, the path of a spec file, or nothing for the demo's.
+        spec: a `Spec`, nested tables, the path of a spec file, or nothing for the demo's.
         out: the run folder to write; nothing is written without it.
         sections: parts of the spec laid over it, e.g. ``rounds=10, method={"name": "fedavg"}``. A method may
             be a class, ``data={"source": ...}`` may hold tensors (`uneven.data.from_tensors`).
@@ -53,10 +56,10 @@ def run(
     return start(_assembled(spec, sections), folder)
 
 
-def _assembled(spec: Spec | str | Path | None, sections: Mapping[str, Any]) -> Spec:
+def _assembled(spec: Spec | Mapping[str, Any] | str | Path | None, sections: Mapping[str, Any]) -> Spec:
     if isinstance(spec, str | Path):
         spec = load(Path(spec))
-    return parse({} if spec is None else given(spec), [sections])
+    return parse(given(spec) if isinstance(spec, Spec) else spec or {}, [sections])
 
 
 def start(
@@ -77,6 +80,7 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
         RunError: not a run folder, or its checkpoint is of another model or method.
     """
     folder = RunFolder(Path(path))
+    _check_versions(read(folder.spec).get("versions", {}), folder)
     with one_thread():
         experiment = Experiment(load(folder.spec))
         t, tensors, memories = folder.load_checkpoint()
@@ -87,6 +91,17 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
             experiment.method.restore(tensors)
             experiment.engine.memories = memories
         return _go_on(experiment, folder, t, folder.keep_rounds(t), watcher or Silent())
+
+
+def _check_versions(then: Mapping[str, str], folder: RunFolder) -> None:
+    """Another PyTorch gives other bits: not without being told to."""
+    now = versions()
+    for name in ("uneven", "torch"):
+        if then.get(name, now[name]) != now[name]:
+            raise RunError(
+                f"{folder.path} was started with {name} {then[name]}, and this is {now[name]}, which may give "
+                "other bits; to go on all the same, remove the table [versions] from its spec.toml"
+            )
 
 
 def _check_fits(expected: State, found: State, folder: RunFolder) -> None:

@@ -195,9 +195,13 @@ def setting(text: str) -> dict[str, Any]:
         parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         parsed = value.strip()
-    for part in reversed(key.strip().split(".")):
-        parsed = {part: parsed}
-    return typing.cast(dict[str, Any], parsed)
+    return nested(key.strip(), parsed)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """A dotted key and its value as nested tables."""
+    first, dot, rest = key.partition(".")
+    return {first: nested(rest, value) if dot else value}
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +217,7 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replaces(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
-    return any(key in new and new[key] != old.get(key) for key in ("kind", "name"))
+    return any(key in old and key in new and new[key] != old[key] for key in ("kind", "name"))
 
 
 def _validated(table: dict[str, Any]) -> Spec:

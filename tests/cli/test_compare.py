@@ -32,8 +32,8 @@ def compare(folder: Path, *arguments: str) -> dict[str, Any]:
 def test_every_combination_is_run_and_summed_up(tmp_path: Path) -> None:
     table = compare(tmp_path, "--methods", "heterofl,fedrolex", "--seeds", "0-1", "--grid", "training.lr=0.01,0.1")
     assert [(row["method"], row["grid"]["training.lr"]) for row in table["rows"]] == [
-        *(("heterofl", lr) for lr in (0.01, 0.1)),
-        *(("fedrolex", lr) for lr in (0.01, 0.1)),
+        *(("heterofl", lr) for lr in ("0.01", "0.1")),
+        *(("fedrolex", lr) for lr in ("0.01", "0.1")),
     ]
     for row in table["rows"]:
         where = tmp_path / "c" / row["method"] / f"training.lr={row['grid']['training.lr']}"

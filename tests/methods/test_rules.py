@@ -187,9 +187,9 @@ def test_static_batch_norm_fills_statistics_from_clients_that_can_hold_the_width
     evaluation = evaluate(world.method, world.federation, world.cards, 1)
     holders = {1.0: 1, 0.5: 3, 0.25: 4}  # clients that can hold each width: they get it and send statistics
     prefixes = {width: world.method.supernet.prefix(width) for width in holders}
-    assert evaluation.traffic[0] == sum(n * prefixes[width].nbytes for width, n in holders.items())
+    assert evaluation.recalibration.down == sum(n * prefixes[width].nbytes for width, n in holders.items())
     # The norms have 32 and 64 channels; a mean and a variance of 4 bytes for each that is kept.
-    assert evaluation.traffic[1] == sum(n * 8 * (32 + 64) * width for width, n in holders.items())
+    assert evaluation.recalibration.up == sum(n * 8 * (32 + 64) * width for width, n in holders.items())
     assert all(torch.equal(before[name], tensor) for name, tensor in world.method.state.items())
     network = world.method.supernet.prefix(0.5).network()
     able = [c.train for c, card in zip(world.federation.clients, world.cards, strict=True) if card.width >= 0.5]

@@ -99,7 +99,11 @@ def test_the_hidden_sizes_are_an_option() -> None:
         ("cnn", {"groups": "two"}, r"model.name = 'cnn': fails to build"),
         ("no_such_package.models:net", {}, r"cannot import 'no_such_package.models'"),
         ("uneven.models:resnet_tinny", {}, r"no 'resnet_tinny' in it; did you mean 'resnet_tiny'\?"),
-        ("uneven.models:MODELS", {}, r"model.name = 'uneven.models:MODELS': must be a function, not dict"),
+        (
+            "uneven.models:MODELS",
+            {},
+            r"model.name = 'uneven.models:MODELS': must be a function that returns the model, not dict",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(name: str, options: dict, message: str) -> None:

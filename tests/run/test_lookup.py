@@ -88,7 +88,7 @@ def test_a_users_own_method_and_model(tmp_path: Path) -> None:
     for line in lines(tmp_path / "run" / "rounds.jsonl"):
         (failure,) = line["failures"]
         assert failure["client"] == 3
-        assert failure["reason"].startswith("RuntimeError: battery empty (train, line 6)")
+        assert failure["reason"].startswith("RuntimeError: battery empty (own.py, line 6, in train)")
     spec = (tmp_path / "run" / "spec.toml").read_text()
     assert 'name = "own:Fragile"\nbroken = 3' in spec
     elsewhere = tmp_path / "elsewhere"

@@ -218,7 +218,7 @@ def test_failures(tmp_path: Path) -> None:
     assert [[f["client"] for f in line["failures"]] for line in rounds] == [[2], [0, 2]]
     for line in rounds:
         for failure in line["failures"]:
-            assert "OSError: battery empty (train, line " in failure["reason"]
+            assert "OSError: battery empty (test_result.py, line " in failure["reason"]
     down = 2 * 4 * FULL
     assert [line["bytes"]["down"] for line in rounds] == [4 * down] * 2
     assert [line["bytes"]["up"] for line in rounds] == [3 * down, 2 * down]

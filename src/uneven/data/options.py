@@ -141,7 +141,9 @@ class DataOptions(Options):
     @field_validator("partition", mode="before")
     @classmethod
     def _default_kind(cls, given: Any) -> Any:
-        """A table that names no kind is a Dirichlet partition, the default."""
+        """A table that names no kind is a Dirichlet partition, the default; a kind alone is a table of it."""
+        if isinstance(given, str):
+            return {"kind": given}
         return {"kind": "dirichlet", **given} if isinstance(given, Mapping) else given
 
     @model_validator(mode="after")

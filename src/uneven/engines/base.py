@@ -49,6 +49,8 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
             f"an update of client {update.client}, round {update.round}, "
             f"where client {assignment.client}, round {assignment.round} was asked"
         )
+    if not all(isinstance(n, int | float) for n in (update.examples, update.seen, update.loss)):
+        return "examples, seen and loss must be numbers"
     if not 0 < update.examples < math.inf:
         return f"a weight of {update.examples} examples"
     if not math.isfinite(update.loss):
@@ -60,11 +62,20 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
         if set(values) != set(full):
             return f"{kind} has other tensors than were asked"
         for name, tensor in full.items():
-            expected = assignment.submodel.select(name, tensor).shape
-            if not isinstance(values[name], Tensor):
-                return f"{kind} {name} is a {type(values[name]).__name__}, not a tensor"
-            if values[name].shape != expected:
-                return f"{kind} {name} has shape {tuple(values[name].shape)}, not {tuple(expected)}"
-            if not torch.isfinite(values[name]).all():
-                return f"{kind} {name} is not finite: training.lr is too high, or a batch norm saw one example"
+            sent = assignment.submodel.select(name, tensor)
+            problem = _tensor_problem(values[name], sent)
+            if problem is not None:
+                return f"{kind} {name} {problem}"
+    return None
+
+
+def _tensor_problem(value: object, sent: Tensor) -> str | None:
+    if not isinstance(value, Tensor):
+        return f"is a {type(value).__name__}, not a tensor"
+    if value.shape != sent.shape:
+        return f"has shape {tuple(value.shape)}, not {tuple(sent.shape)}"
+    if value.dtype != sent.dtype:
+        return f"is of {value.dtype}, not {sent.dtype}"
+    if not (torch.isfinite(value) | (value == sent)).all():
+        return "is not finite: training.lr is too high, or a batch norm saw one example"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from uneven.data import Federation
 from uneven.engines.base import Memories
@@ -29,7 +30,8 @@ class SerialEngine:
             update, memory = self._client.train(assignment.gathered(), data, self.memories.get(client, {}))
         except Exception as error:  # whatever a client does wrong is a fact about this client
             last = traceback.extract_tb(error.__traceback__)[-1]
-            return Failure(client, f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})")
+            place = f"{Path(last.filename).name}, line {last.lineno}, in {last.name}"
+            return Failure(client, f"{type(error).__name__}: {error} ({place})")
         if memory:
             self._pending[client] = memory
         return update

@@ -36,6 +36,8 @@ def method_class(name: str | type[Method]) -> type[Method]:
     found = find(name, METHODS, "method.name", MethodError) if isinstance(name, str) else name
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise MethodError(f"method.name = {name!r}: must be a class that extends uneven.methods.Method")
+    if found.submodel is Method.submodel:
+        raise MethodError(f"method.name = {name!r}: does not define submodel(t, client)")
     return found
 
 

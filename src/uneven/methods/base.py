@@ -28,10 +28,13 @@ A complete new method is one class. This one gives a client the channels whose p
 ...             order = torch.arange(self.supernet.groups[group].size)
 ...             keep[group] = torch.cat([order[first::2], order[1 - first :: 2]])[:k].sort().values
 ...         return self.supernet.submodel(keep)
+...
+...     def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
+...         return self.submodel(t, client)
 >>>
 >>> result = uneven.run(method=Parity, rounds=1, clients={"count": 10}, cohort=2, data={"train_limit": 200})
 >>> sorted(result["per_capacity"][0])
-['accuracy', 'bytes', 'capacity', 'clients', 'loss', 'macs', 'parameters']
+['accuracy', 'bytes', 'capacity', 'clients', 'loss', 'macs', 'memory', 'parameters']
 
 In a spec file the same method is ``[method] name = "my_module:Parity"``.
 '''
@@ -247,8 +250,12 @@ class Method:
 
     @property
     def recalibrates(self) -> bool:
-        """Whether running statistics are filled by one pass over training examples before an evaluation."""
-        return False
+        """Whether running statistics are filled by one pass over training examples before an evaluation.
+
+        By default wherever the model keeps any: a method whose submodels move would average those of different
+        networks. One with nested submodels may keep them.
+        """
+        return bool(self.supernet.running)
 
     def saved(self) -> State:
         """Every tensor that a later round needs, for the checkpoint."""

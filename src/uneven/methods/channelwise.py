@@ -12,8 +12,9 @@ from uneven.submodels import Submodel
 class ChannelMethod(Method):
     """A method that says which k of a group's C channels a client keeps, in `channels`.
 
-    Submodels move from round to round, so running statistics of norms would mix those of different
-    networks: batch statistics are used in training, and recalibrated before an evaluation.
+    Submodels move from round to round, so norms use batch statistics in training, and their running statistics
+    are recalibrated before an evaluation, by the clients that can hold the evaluated width; by all, where none
+    can (the full model may be wider than any client).
     """
 
     def channels(self, group: int, k: int, key: tuple[int | str, ...]) -> Tensor:
@@ -26,10 +27,6 @@ class ChannelMethod(Method):
     def _kept(self, width: float, key: tuple[int | str, ...]) -> Submodel:
         counts = self.supernet.channels(width)
         return self.supernet.submodel({group: self.channels(group, k, key) for group, k in counts.items()})
-
-    @property
-    def recalibrates(self) -> bool:
-        return bool(self.supernet.running)
 
 
 def window(offset: int, k: int, size: int) -> Tensor:

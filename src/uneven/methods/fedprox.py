@@ -22,8 +22,8 @@ class ProximalClient(Client):
 
         def pull_back(weights: Mapping[str, nn.Parameter]) -> None:
             for name, weight in weights.items():
-                assert weight.grad is not None
-                weight.grad.add_(weight.detach() - start[name], alpha=mu)
+                if weight.grad is not None:  # an unused weight has none, and stays
+                    weight.grad.add_(weight.detach() - start[name], alpha=mu)
 
         return pull_back if mu > 0 else None
 

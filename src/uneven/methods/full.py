@@ -48,5 +48,9 @@ class FullModelMethod(Method):
     def submodel(self, t: int, client: ClientCard) -> Submodel:
         return self.supernet.prefix(self.width)
 
+    @property
+    def recalibrates(self) -> bool:
+        return False  # all train the same network, so running statistics can be averaged
+
     def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
         return self.supernet.prefix(min(client.width, self.width))

@@ -41,8 +41,9 @@ class HeteroFL(Method):
     norm), the logits of classes that a client has not are set to 0 (masked cross-entropy), and an output row
     is averaged only over the clients that have its label.
 
-    Deviations: the Scaler is left out where a norm follows, which would undo it; static batch norm is filled
-    in from the clients that can hold the evaluated width, not from all data on the server.
+    Deviations: the Scaler divides by the share of channels that is kept, k / C, which is r but for rounding, and
+    is left out where a norm follows, which would undo it. Static batch norm is filled in from the clients that
+    can hold the evaluated width (from all where none can), not from all data on the server.
     """
 
     class Options(MethodOptions):

@@ -34,8 +34,8 @@ class ScaffoldClient(Client):
     def _along(c: State, c_n: State) -> Correction:
         def correct(weights: Mapping[str, nn.Parameter]) -> None:
             for name, weight in weights.items():
-                assert weight.grad is not None
-                weight.grad.add_(c[name] - c_n[name])
+                if weight.grad is not None:  # an unused weight has none, and stays
+                    weight.grad.add_(c[name] - c_n[name])
 
         return correct
 

@@ -29,8 +29,9 @@ def find_model(name: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]
         ModelError: there is none of this name.
     """
     function = find(name, MODELS, "model.name", ModelError) if isinstance(name, str) else name
-    if not callable(function):
-        raise ModelError(f"model.name = {name!r}: must be a function, not {type(function).__name__}")
+    if isinstance(function, nn.Module) or not callable(function):
+        what = type(function).__name__
+        raise ModelError(f"model.name = {name!r}: must be a function that returns the model, not {what}")
     return function
 
 

@@ -79,8 +79,15 @@ class Supernet:
     @cached_property
     def running(self) -> tuple[tuple[str, str], ...]:
         norms = (arguments(n) for n in self._traced.evaluation.nodes if operator_name(n) == "batch_norm")
-        pairs = ((norm["running_mean"], norm["running_var"]) for norm in norms)
-        return tuple((str(m.target), str(v.target)) for m, v in pairs if isinstance(m, fx.Node))
+        nodes = [(norm["running_mean"], norm["running_var"]) for norm in norms]
+        pairs = tuple((str(m.target), str(v.target)) for m, v in nodes if isinstance(m, fx.Node))
+        if len(set(pairs)) < len(pairs):
+            twice = next(pair[0] for pair in pairs if pairs.count(pair) > 1)
+            raise ModelError(
+                f"{twice} belongs to a batch norm that the model calls twice: its statistics cannot be "
+                "recalibrated; give each call a norm of its own"
+            )
+        return pairs
 
     @cached_property
     def size(self) -> int:

@@ -7,8 +7,11 @@ own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import io
+import logging
 import sysconfig
 import traceback
 import warnings
@@ -124,7 +127,7 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
 def _export(model: nn.Module, batch: Tensor, lengths: dict[int, Any]) -> torch.export.ExportedProgram:
     dynamic = ({0: torch.export.Dim("batch", min=1), **lengths},)
     try:
-        with warnings.catch_warnings(), torch.enable_grad(), in_one_piece():
+        with _quiet(), warnings.catch_warnings(), torch.enable_grad(), in_one_piece():
             warnings.simplefilter("ignore")  # of lengths that turned out to be fixed, and of the model's own
             return torch.export.export(model, (batch,), dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # export raises whatever the model raises, and much of its own
@@ -134,6 +137,18 @@ def _export(model: nn.Module, batch: Tensor, lengths: dict[int, Any]) -> torch.e
             f"the model {type(model).__name__} cannot be exported: {reason}\n  at {place}\n"
             "  A model must compute its output with tensor operators that do not depend on the data's values."
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, export does not print the graph that it could not finish: the error says what is wrong."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def _places(error: BaseException) -> Iterator[str]:
@@ -148,10 +163,10 @@ _PYTHON = Path(sysconfig.get_path("stdlib"))
 
 
 def is_users(filename: str) -> bool:
-    """Whether a source file is neither PyTorch's, nor Python's, nor this one."""
+    """Whether a source file is neither PyTorch's, nor Python's, nor one beside this."""
     path = Path(filename)
     pythons = path.is_relative_to(_PYTHON) and "site-packages" not in path.parts
-    return not pythons and not path.is_relative_to(_TORCH) and filename != __file__
+    return not pythons and not path.is_relative_to(_TORCH) and path.parent != Path(__file__).parent
 
 
 def line_of(node: fx.Node) -> str:
