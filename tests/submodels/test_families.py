@@ -106,7 +106,7 @@ def test_a_training_step(name: str, width: float) -> None:
     assert train_step(network, x) > 0
 
 
-@pytest.mark.parametrize("name", OF_TOKENS, indirect=True, scope="module")
+@pytest.mark.parametrize("name", [*OF_TOKENS, "lstm", "gru", "rnn"], indirect=True, scope="module")
 def test_sequences_of_any_length(name: str) -> None:
     model, supernet, x = prepared(name)
     for longer in (x[:, :3], torch.cat([x, x, x], 1)):
