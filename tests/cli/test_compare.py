@@ -82,6 +82,9 @@ def test_matched_budgets(tmp_path: Path) -> None:
     [
         (("--methods", "heterofll"), ["heterofll", "did you mean 'heterofl'"]),
         (("--seeds", "x"), ["--seeds 'x'", "0-4"]),
+        (("--seeds", "4-0"), ["counts down"]),
+        (("--set", "seed=3"), ["seed", "--seeds"]),
+        (("--grid", "seed=3,4"), ["seed", "--seeds"]),
         (("--grid", "training.lr"), ["--grid 'training.lr'", "a.b=x,y"]),
         (("--match", "minutes"), ["match = 'minutes'"]),
         (("--grid", "training.lr=0.1,-1"), ["training.lr = -1"]),
@@ -109,6 +112,26 @@ def test_a_run_that_fails_is_named_and_the_others_count(tmp_path: Path) -> None:
     one_error(ended, "training.lr=1e+30", "quorum")
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
     assert [len(row["seeds"]) for row in rows] == [1, 0]
+
+
+def test_what_is_named_twice_is_run_once(tmp_path: Path) -> None:
+    """Also where two spellings are one value; values may be lists."""
+    grid = ("--grid", "training.lr=0.1,0.10", "--grid", "clients.capacities=[1, 1, 1, 0.5, 0.5, 0.5],1")
+    rows = compare(tmp_path, "--methods", "heterofl,heterofl", "--seeds", "0,0", *grid, "--jobs", "2")["rows"]
+    assert [row["grid"]["clients.capacities"] for row in rows] == ["[1, 1, 1, 0.5, 0.5, 0.5]", "1"]
+    assert all(len(row["seeds"]) == 1 for row in rows)
+
+
+def test_a_run_that_says_much_does_not_hang(tmp_path: Path) -> None:
+    """More than a pipe holds, on standard error."""
+    (tmp_path / "loud.py").write_text(
+        "import sys\n"
+        "from uneven.methods import HeteroFL\n"
+        "class Loud(HeteroFL):\n"
+        "    def adjust(self, t):\n"
+        "        print('x' * 300_000, file=sys.stderr)\n"
+    )
+    assert compare(tmp_path, "--methods", "loud:Loud", "--seeds", "0")["rows"][0]["seeds"] == [0]
 
 
 def test_intervals_by_hand() -> None:

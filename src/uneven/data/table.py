@@ -70,12 +70,15 @@ def describe(federation: Federation) -> Description:
 
 
 def table(description: Description) -> Table:
-    """A table for rich to print: a row a client, up to 12 classes as columns, else the largest three."""
+    """A table for rich to print: a row a client, up to 12 classes as numbered columns, else the largest three."""
     many = len(description.labels) > _COLUMNS
-    out = Table(title="Training examples by client", caption=description.summary(), box=None)
+    numbers = [str(k) for k in range(len(description.labels))]
+    legend = ", ".join(f"{k} {label}" for k, label in zip(numbers, description.labels, strict=True))
+    caption = description.summary() if many else f"classes: {legend}\n\n{description.summary()}"
+    out = Table(title="Training examples by client", caption=caption, caption_justify="left", box=None)
     for heading in ("client", "train", "test"):
-        out.add_column(heading, justify="right")
-    for heading in ("classes", "largest") if many else description.labels:
+        out.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("classes", "largest") if many else numbers:
         out.add_column(heading, justify="left" if heading == "largest" else "right", overflow="fold")
     for client in description.clients:
         cells = _largest(client.counts, description.labels) if many else [str(n or "·") for n in client.counts]

@@ -50,6 +50,7 @@ __all__ = [
     "Context",
     "Failure",
     "FullModelMethod",
+    "HeteroFL",
     "Method",
     "MethodOptions",
     "Update",
