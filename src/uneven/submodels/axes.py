@@ -157,13 +157,17 @@ def _align(a: Axis, b: Axis) -> None:
             (long, rest), short = ((x, left), y) if x.size > y.size else ((y, right), x)
             pieces = split(long, short.size)
             if pieces is None:
-                reason = f"{a} and {b} do not line up"
-                freeze(a, reason)
-                freeze(b, reason)
+                _freeze_both(a, b)
                 return
             rest[:0] = parts(pieces[1])
             x, y = pieces[0], short
         unify(x, y)
+
+
+def _freeze_both(a: Axis, b: Axis) -> None:
+    reason = f"{a} and {b} do not line up"
+    freeze(a, reason)
+    freeze(b, reason)
 
 
 def _unify_sum_with_product(total: Axis, prod: Axis) -> None:
@@ -171,9 +175,7 @@ def _unify_sum_with_product(total: Axis, prod: Axis) -> None:
     block = product(rest)
     blocks = _equal_blocks(total, lead.size)
     if blocks is None:
-        reason = f"{total} and {prod} do not line up"
-        freeze(total, reason)
-        freeze(prod, reason)
+        _freeze_both(total, prod)
         return
     freeze(lead, "it counts blocks that are one")
     for other in blocks:

@@ -36,7 +36,7 @@ from uneven.data import Examples, Info
 from uneven.errors import ModelError, UnevenError
 from uneven.models import build
 from uneven.submodels import Submodel, Supernet
-from uneven.training.local import _optimizer, train_locally
+from uneven.training.local import make_optimizer, train_locally
 from uneven.training.options import TrainingOptions
 
 STEPS = 2
@@ -90,7 +90,7 @@ def predict(submodel: Submodel, example: Tensor, training: TrainingOptions) -> M
 def simulate_training(network: nn.Module, example: Tensor, training: TrainingOptions) -> Step:
     """The steps of `uneven.training.train_locally` on a copy of any module, without data or arithmetic."""
     with _without_data(network) as (twin, live):
-        weights, optimizer = live.now, _optimizer(list(twin.parameters()), training, training.lr)
+        weights, optimizer = live.now, make_optimizer(list(twin.parameters()), training, training.lr)
         twin.train()
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -330,7 +330,7 @@ class _Small(nn.Module):
 
 def _warm_up(training: TrainingOptions) -> None:
     small, x = _Small(), torch.randn(4, 3, 32, 32)
-    optimizer = _optimizer(list(small.parameters()), training, 1e-6)
+    optimizer = make_optimizer(list(small.parameters()), training, 1e-6)
     for _ in range(STEPS):
         _loss(small(x), None).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(small.parameters(), 1.0)

@@ -46,7 +46,7 @@ def train_locally(
     """
     network.train()
     weights = network.weights()
-    optimizer = _optimizer(list(weights.values()), options, lr)
+    optimizer = make_optimizer(list(weights.values()), options, lr)
     steps = options.steps_for(len(data))
     total, seen = 0.0, 0
     for x, y in _batches(data, options.batch_size, steps, draws):
@@ -63,7 +63,8 @@ def train_locally(
     return Report(total / steps, steps, seen, lr)
 
 
-def _optimizer(weights: list[nn.Parameter], options: TrainingOptions, lr: float) -> torch.optim.Optimizer:
+def make_optimizer(weights: list[nn.Parameter], options: TrainingOptions, lr: float) -> torch.optim.Optimizer:
+    """The optimizer of one round."""
     if options.optimizer == "adamw":
         return torch.optim.AdamW(weights, lr, weight_decay=options.weight_decay)
     return torch.optim.SGD(weights, lr, options.momentum or 0.0, weight_decay=options.weight_decay)
