@@ -42,7 +42,7 @@ def load_model(spec: Spec) -> tuple[Federation, Supernet]:
     federation = data.load(spec.data, spec.clients.count, spec.seed)
     model = models.build(spec.model.name, federation.info, spec.model.options, spec.seed)
     example, _ = federation.test.batch(torch.tensor([0]))
-    supernet = Supernet(model, example[0])
+    supernet = Supernet(model, example[0], **spec.groups.arguments())
     sizes, classes = [axis.size for axis in supernet.structure.output[1:]], federation.info.num_classes
     if sizes != [classes]:
         raise ModelError(

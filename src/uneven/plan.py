@@ -50,7 +50,10 @@ class Planner:
     def _measure(self, width: float) -> Memory:
         section, info = self.spec.model_dump(mode="json")["model"], self.federation.info
         name = section.pop("name")
-        return measure(name, info, self.supernet.example, self.spec.training, section, width)
+        groups = self.spec.groups.arguments()
+        if groups.pop("rules"):
+            raise SpecError(["--measure: cannot be used with groups.rules, which another process does not know"])
+        return measure(name, info, self.supernet.example, self.spec.training, section, width, groups=groups)
 
     def widest(self, limits: Mapping[Unit, int]) -> float | None:
         """The widest prefix within every limit; None if even the smallest width is not."""

@@ -22,11 +22,13 @@ from uneven.allocation import LEVELS, Capacities
 from uneven.data import DataOptions
 from uneven.errors import MethodError, ModelError, SpecError, nearest
 from uneven.evaluation import EvaluationOptions
-from uneven.lookup import unknown_options
+from uneven.lookup import find, unknown_options
 from uneven.methods import Method, method_class
 from uneven.models import find_model
-from uneven.options import Options
+from uneven.options import Many, Options
 from uneven.submodels.cost import Unit
+from uneven.submodels.groups import Attention
+from uneven.submodels.rules import Rule
 from uneven.training import TrainingOptions
 
 
@@ -72,6 +74,25 @@ class MethodSection(Named):
     """A method of uneven, or ``package.module:Class``; in Python the class itself."""
 
 
+class GroupsOptions(Options):
+    """The ``[groups]`` section: what the user says about the model's channels."""
+
+    attention: Attention = "head_dim"
+    """Inside attention: keep all heads and drop the same channels of each (``head_dim``), or drop whole heads
+    (``heads``)."""
+    frozen: Many[str] = ()
+    """Axes that stay whole, as ``tensor:axis``."""
+    rules: dict[str, str] = Field(default_factory=dict)
+    """Rules for operators that have none, ``library::operator`` to ``package.module:function``."""
+
+    def arguments(self) -> dict[str, Any]:
+        """As keyword arguments of `uneven.submodels.Supernet`."""
+        rules: dict[str, Rule] = {
+            name: find(path, {}, f"groups.rules.{name}", ModelError) for name, path in self.rules.items()
+        }
+        return {"attention": self.attention, "frozen": self.frozen, "rules": rules}
+
+
 class EngineOptions(Options):
     """The ``[engine]`` section."""
 
@@ -104,6 +125,7 @@ class Spec(Options):
     data: DataOptions = DataOptions()
     clients: ClientsOptions = ClientsOptions()
     model: ModelSection = ModelSection()
+    groups: GroupsOptions = GroupsOptions()
     method: MethodSection = MethodSection()
     training: TrainingOptions = TrainingOptions()
     server: ServerOptions = ServerOptions()

@@ -98,6 +98,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(target)
+            _sync_folder(target.parent)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -207,6 +208,16 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename inside the folder last; where folders cannot be opened (Windows), the system sees to it."""
+    if os.name == "posix":
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _partial(target: Path) -> Path:

@@ -247,6 +247,7 @@ def measure(
     options: Mapping[str, Any] | None = None,
     width: float = 1.0,
     *,
+    groups: Mapping[str, Any] | None = None,
     default_malloc: bool = False,
 ) -> Memory:
     """Measure a model's submodel of a width: an evaluation pass and two training steps in a fresh process.
@@ -255,6 +256,7 @@ def measure(
 
     Args:
         model: a name of `uneven.models.MODELS` or ``package.module:function``; ``options`` are its own.
+        groups: the policy for channel groups, ``attention`` and ``frozen`` of `Supernet`.
         default_malloc: leave glibc's allocator as it comes, holes and all (see the module).
 
     Raises:
@@ -270,6 +272,7 @@ def measure(
         "shape": list(example.shape),
         "dtype": str(example.dtype).removeprefix("torch."),
         "training": training.model_dump(mode="json"),
+        "groups": dict(groups or {}),
     }
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     if not default_malloc:
@@ -288,7 +291,7 @@ def _measure_here(job: Mapping[str, Any]) -> Memory:
     info = Info(**{**job["info"], "input_shape": tuple(job["info"]["input_shape"])})
     training = TrainingOptions(**{**job["training"], "epochs": None, "steps": STEPS})
     example = torch.zeros(job["shape"], dtype=getattr(torch, job["dtype"]))
-    supernet = Supernet(build(job["model"], info, job["options"], seed=0), example)
+    supernet = Supernet(build(job["model"], info, job["options"], seed=0), example, **job["groups"])
     network = supernet.prefix(job["width"]).network()
     del supernet
     _warm_up(training)
