@@ -1,7 +1,5 @@
 """One tiny model per graph pattern: its channel groups by hand, and the laws of its small networks."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -9,30 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tests.submodels.helpers import (
-    differences_at_full_width,
-    gap_to_zeroed,
-    misaligned,
-    random_keep,
-    randomised,
-    train_step,
-)
+from tests.submodels.cases import Case, Model, prepare, registering
 from uneven.submodels import Supernet
 
 IMAGE, VECTOR = (2, 8, 8), (6,)
-
-
-class Model(nn.Module):
-    """Submodules by name, and a forward function that reads them."""
-
-    def __init__(self, forward: Callable[["Model", Tensor], Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.run = forward
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, **options: int | str) -> nn.Conv2d:
@@ -43,28 +21,8 @@ def gap(x: Tensor) -> Tensor:
     return x.mean((2, 3))
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model, and its groups as ``(size, "tensor.axis tensor.axis ...")``.
-
-    ``mixes``: the channels mix in some other way than through weights (a norm over channels, say), so that
-    a network without some of them differs from one in which they are zero.
-    """
-
-    build: Callable[[], nn.Module]
-    shape: tuple[int, ...]
-    groups: list[tuple[int, str]]
-    mixes: bool = False
-
-
 CASES: dict[str, Case] = {}
-
-
-def case(shape: tuple[int, ...], *groups: tuple[int, str], mixes: bool = False) -> Callable[..., None]:
-    def register(build: Callable[[], nn.Module]) -> None:
-        CASES[build.__name__] = Case(build, shape, list(groups), mixes)
-
-    return register
+case = registering(CASES)
 
 
 @case(IMAGE, (8, "c.weight.0 c.bias.0 h.weight.1"))
@@ -543,54 +501,7 @@ def unequal_concatenation_then_group_norm() -> nn.Module:
 
 @cache
 def prepared(name: str) -> tuple[nn.Module, Supernet, Tensor]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = randomised(CASES[name].build())
-        x = torch.randn(5, *CASES[name].shape)
-    return model, Supernet(model, torch.zeros(CASES[name].shape)), x
-
-
-each = pytest.mark.parametrize("name", CASES)
-
-
-@each
-def test_groups(name: str) -> None:
-    _, supernet, _ = prepared(name)
-    found = sorted((g.size, sorted(f"{tensor}.{dim}" for tensor, dim in g.members)) for g in supernet.groups)
-    assert found == sorted((size, sorted(members.split())) for size, members in CASES[name].groups)
-
-
-@each
-def test_width_one_is_the_model_to_the_bit(name: str) -> None:
-    """Outputs, gradients and buffers, in training and in evaluation; dropout with the same seed too."""
-    assert differences_at_full_width(*prepared(name)) == []
-
-
-@each
-@pytest.mark.parametrize("seed", range(3))
-def test_dropped_channels_are_as_good_as_zero(name: str, seed: int) -> None:
-    _, supernet, x = prepared(name)
-    submodel = supernet.submodel(random_keep(supernet, seed))
-    assert misaligned(submodel) == []
-    assert submodel.size == sum(submodel.gather(supernet.initial)[n].numel() for n in supernet.parameters)
-    if CASES[name].mixes:
-        assert gap_to_zeroed(submodel, x) > 1e-4
-        return
-    assert gap_to_zeroed(submodel, x) < 1e-5
-    if name != "dropout":  # its draws depend on the shapes
-        assert gap_to_zeroed(submodel, x, training=True) < 1e-5
-
-
-@each
-@pytest.mark.parametrize("width", [0.5, 1e-9])
-def test_a_training_step(name: str, width: float) -> None:
-    """At half the width, and with one channel of every group."""
-    _, supernet, x = prepared(name)
-    submodel = supernet.prefix(width)
-    network = supernet.network(submodel).load(submodel.gather(supernet.initial))
-    assert network(x).shape == (5, 5)
-    assert train_step(network, x) > 0
-    assert network.eval()(x[:2]).shape == (2, 5)
+    return prepare(CASES[name])
 
 
 def test_dropout_is_on_in_training_only() -> None:

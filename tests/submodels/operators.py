@@ -1,34 +1,17 @@
 """One tiny model per operator beyond those of our own models: its groups by hand, and the laws."""
 
 from collections.abc import Callable
-from functools import cache
 
-import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from tests.submodels.helpers import (
-    differences_at_full_width,
-    gap_to_zeroed,
-    loaded,
-    misaligned,
-    random_keep,
-    randomised,
-    train_step,
-)
-from tests.submodels.test_patterns import IMAGE, VECTOR, Case, Model, conv, gap
-from uneven.submodels import Supernet
+from tests.submodels.cases import Case, Model, registering
+from tests.submodels.test_patterns import IMAGE, VECTOR, conv, gap
 
 SEQUENCE = (7, 6)
 CASES: dict[str, Case] = {}
-
-
-def case(shape: tuple[int, ...], *groups: tuple[int, str], mixes: bool = False) -> Callable[..., None]:
-    def register(build: Callable[[], nn.Module]) -> None:
-        CASES[build.__name__] = Case(build, shape, list(groups), mixes)
-
-    return register
+case = registering(CASES)
 
 
 def two(forward: Callable[[Model, Tensor], Tensor], inner: int = 8, read: int = 8) -> nn.Module:
@@ -101,7 +84,7 @@ def embedding_of_positions() -> nn.Module:
 @case((5,), (8, "e.weight.1 a.weight.0 a.weight.1 a.bias.0"))
 def embedding_that_is_the_head_too() -> nn.Module:
     def forward(m: Model, x: Tensor) -> Tensor:
-        y = m.e(x.long())
+        y = m.e(x.argsort(-1))
         return F.linear(y + m.a(y), m.e.weight).mean(1)
 
     return Model(forward, e=nn.Embedding(5, 8), a=nn.Linear(8, 8))
@@ -512,53 +495,3 @@ def gru_with_a_learned_start() -> nn.Module:
         return m.h(m.r(x, m.s.expand(1, x.shape[0], 4).contiguous())[0][:, -1])
 
     return Model(forward, s=nn.Parameter(torch.ones(4)), r=nn.GRU(6, 4, batch_first=True), h=nn.Linear(4, 5))
-
-
-# ---------------------------------------------------------------- the tests
-
-
-@cache
-def prepared(name: str) -> tuple[nn.Module, Supernet, Tensor]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = randomised(CASES[name].build())
-        x = torch.randn(5, *CASES[name].shape)
-        x = x.argsort(-1).float() if name == "embedding_that_is_the_head_too" else x
-    return model, Supernet(model, torch.zeros(CASES[name].shape)), x
-
-
-each = pytest.mark.parametrize("name", CASES)
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-
-
-@each
-def test_groups(name: str) -> None:
-    _, supernet, _ = prepared(name)
-    found = sorted((g.size, sorted(f"{tensor}.{dim}" for tensor, dim in g.members)) for g in supernet.groups)
-    assert found == sorted((size, sorted(members.split())) for size, members in CASES[name].groups)
-
-
-@each
-def test_width_one_is_the_model_to_the_bit(name: str) -> None:
-    assert differences_at_full_width(*prepared(name)) == []
-
-
-@each
-@pytest.mark.parametrize("seed", range(3))
-def test_dropped_channels_are_as_good_as_zero(name: str, seed: int) -> None:
-    _, supernet, x = prepared(name)
-    submodel = supernet.submodel(random_keep(supernet, seed))
-    assert misaligned(submodel) == []
-    for training in (False, True):
-        gap = gap_to_zeroed(submodel, x, training)
-        assert gap > 1e-4 if CASES[name].mixes else gap < 1e-5
-
-
-@each
-@pytest.mark.parametrize("width", [0.5, 1e-9])
-def test_a_training_step(name: str, width: float) -> None:
-    _, supernet, x = prepared(name)
-    network = loaded(supernet, supernet.prefix(width))
-    assert network(x).shape == (5, 5)
-    assert train_step(network, x) > 0
-    assert network.eval()(x[:2]).shape == (2, 5)
