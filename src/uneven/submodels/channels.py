@@ -253,6 +253,14 @@ class Network(nn.Module):
         """Logits, ``(batch, classes)``, as the full module would compute them in its present mode."""
         return self._graphs[self.training](x)
 
+    def call(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits under other values of some tensors (by their names in the full model), as `forward` otherwise.
+
+        Differentiable in them, and fit for `torch.func` transforms where the model's operators are.
+        """
+        graph = self._graphs[self.training]
+        return torch.func.functional_call(graph, dict(tensors), (x,))  # type: ignore[arg-type, no-any-return]
+
     def weights(self) -> dict[str, nn.Parameter]:
         """The trained tensors, by their names in the full model."""
         return {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
