@@ -65,7 +65,7 @@ class Evaluation:
 
 def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard], t: int) -> Evaluation:
     """Evaluate the method's state after round t."""
-    full = ClientCard(-1, 0, torch.zeros(federation.info.num_classes), 1.0, 1.0)
+    full = ClientCard(-1, 0, torch.zeros(federation.info.num_classes), 1.0, 1.0, method.supernet.size)
     capacities = {card.capacity: card for card in [full, *cards]}
     by_capacity: dict[float, Score] = {}
     local: dict[int, float] = {}
@@ -81,8 +81,13 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
             up += len(able) * sum(network.tensors[name].nbytes for pair in running for name in pair)
             macs += submodel.macs * sum(len(federation.clients[n].train) for n in able)
         by_capacity[capacity] = _score(network, federation.test)
-        mine = [federation.clients[card.id] for card in cards if card.capacity == capacity]
-        local |= _local(network, mine)
+        mine = [card for card in cards if card.capacity == capacity]
+        own = {card.id: method.own_submodel(card, t, federation.clients[card.id].train) for card in mine}
+        local |= _local(network, [federation.clients[n] for n, part in own.items() if part is None])
+        for n, part in own.items():
+            if part is not None:
+                network = part.network().load(part.gather(method.state)).eval()
+                local |= _local(network, [federation.clients[n]])
     return Evaluation(
         by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), Recalibration(down, up, macs)
     )

@@ -16,11 +16,11 @@ from uneven.data import Federation
 from uneven.engines import Engine, SerialEngine, inspect
 from uneven.errors import ModelError, QuorumError, SpecError
 from uneven.evaluation import Evaluation, evaluate
+from uneven.fitting import fit
 from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
 from uneven.rng import generator
 from uneven.spec import Spec
 from uneven.submodels import Supernet
-from uneven.submodels.cost import cost, width_for
 
 
 @dataclass
@@ -34,6 +34,7 @@ class Round:
     bytes_down: list[int]
     bytes_up: list[int]
     macs: int
+    scoring_macs: int
     seconds: float
 
 
@@ -73,26 +74,12 @@ class Experiment:
         """What the server knows of every client."""
         options, clients = self.spec.clients.capacities, self.federation.clients
         capacities = deal(options, self.federation, self.spec.seed)
-        fits = {c: self._fit(c) for c in sorted(set(capacities))}
+        fits = {c: fit(self.supernet, self.spec, c) for c in sorted(set(capacities))}
         classes = self.federation.info.num_classes
         return [
             ClientCard(client.id, len(client.train), client.label_counts(classes), capacity, *fits[capacity])
             for client, capacity in zip(clients, capacities, strict=True)
         ]
-
-    def _fit(self, capacity: float) -> tuple[float, int | None]:
-        """The width for a capacity; with ``match``, the method's own for the same budget, and that budget."""
-        unit, training = self.spec.match, self.spec.training
-        width = width_for(self.supernet, capacity, self.spec.clients.capacities.unit, training)
-        if unit is None:
-            return width, None
-        budget = cost(self.supernet.prefix(width), unit, training)
-        matched = self.spec.method_class.widest(
-            self.supernet, lambda submodel: cost(submodel, unit, training) <= budget
-        )
-        if matched is None:
-            raise SpecError([f"match = {unit!r}: no width of this method costs at most {budget:,} {unit}"])
-        return matched, budget
 
     def cohort_size(self, eligible: Sequence[ClientCard]) -> int:
         cohort = self.spec.cohort
@@ -117,7 +104,7 @@ class Experiment:
         """
         start = time.perf_counter()
         assignments = self.method.plan(t, self.cohort(t))
-        log = Round(t, [a.client for a in assignments], [], [], [], [], 0, 0.0)
+        log = Round(t, [a.client for a in assignments], [], [], [], [], 0, 0, 0.0)
         self.method.merge(t, self._accepted(assignments, log))
         self.method.adjust(t)
         failed = {failure.client for failure in log.failures}
@@ -134,9 +121,10 @@ class Experiment:
                 log.failures.append(checked)
                 log.bytes_up.append(0)
             else:
-                log.bytes_up.append(_payload_bytes(checked))
+                log.bytes_up.append(_bytes_up(checked))
                 log.losses.append(checked.loss)
-                log.macs += 3 * assignment.submodel.macs * checked.seen
+                log.macs += 3 * assignment.trained(checked).macs * checked.seen
+                log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
                 yield assignment, checked
         self._require_quorum(log)
 
@@ -161,10 +149,12 @@ class Experiment:
 
 
 def _bytes_down(assignment: Assignment) -> int:
-    select = assignment.submodel.select
+    submodel = assignment.submodel
     tensors = [(name, t) for state in assignment.payload.values() for name, t in state.items()]
-    return sum(select(name, tensor).numel() * tensor.element_size() for name, tensor in tensors)
+    values = sum(submodel.select(name, tensor).numel() * tensor.element_size() for name, tensor in tensors)
+    return values + submodel.index_bytes
 
 
-def _payload_bytes(update: Update) -> int:
-    return sum(t.numel() * t.element_size() for state in update.payload.values() for t in state.values())
+def _bytes_up(update: Update) -> int:
+    values = sum(t.numel() * t.element_size() for state in update.payload.values() for t in state.values())
+    return values + (update.submodel.index_bytes if update.submodel is not None else 0)

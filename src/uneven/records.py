@@ -47,6 +47,7 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
         "bytes": {"down": sum(log.bytes_down), "up": sum(log.bytes_up), "kind": "estimate"},
         "bytes_by_client": [down + up for down, up in zip(log.bytes_down, log.bytes_up, strict=True)],
         "macs": log.macs,
+        "scoring_macs": log.scoring_macs,
         "seconds": round(log.seconds, 4),
     }
     if evaluation is not None:
@@ -79,6 +80,7 @@ def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
             "examples": card.examples,
             "capacity": card.capacity,
             "width": card.width,
+            "parameters": card.size,
             "local_accuracy": accuracy,
         }
         for client, card, accuracy in rows
@@ -108,6 +110,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
             "kind": "estimate",
         },
         "macs": sum(line["macs"] for line in lines),
+        "scoring_macs": sum(line["scoring_macs"] for line in lines),
         "recalibration": _recalibration(lines),
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
@@ -135,13 +138,15 @@ def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Eva
     for capacity, score in _scores(experiment, evaluation):
         cards = [card for card in experiment.cards if card.capacity == capacity]
         submodel = experiment.method.evaluation_submodel(cards[0], experiment.spec.rounds)
+        held = experiment.method.held(cards[0], experiment.spec.rounds)
         rows.append(
             {
                 "capacity": capacity,
                 "clients": len(cards),
                 "parameters": submodel.size,
                 "macs": submodel.macs,
-                "memory": cost(submodel, "memory", experiment.spec.training),
+                "memory": max(cost(part, "memory", experiment.spec.training) for part in (submodel, held)),
+                "parameters_held": held.size,
                 "bytes": _mean_bytes({card.id for card in cards}, lines),
                 "accuracy": score.accuracy,
                 "loss": score.loss,

@@ -83,7 +83,7 @@ class World:
     ) -> None:
         self.federation = federation(len(widths))
         self.cards = [
-            ClientCard(c.id, len(c.train), c.label_counts(3), width, width)
+            ClientCard(c.id, len(c.train), c.label_counts(3), width, width, supernet(model).prefix(width).size)
             for c, width in zip(self.federation.clients, widths, strict=True)
         ]
         context = Context(supernet(model), self.cards, 5, seed, training, server or ServerOptions())

@@ -1,5 +1,5 @@
 """How much of the model each client gets."""
 
-from uneven.allocation.capacities import LEVELS, Capacities, apportion, deal
+from uneven.allocation.capacities import LEVELS, Capacities, deal
 
-__all__ = ["LEVELS", "Capacities", "apportion", "deal"]
+__all__ = ["LEVELS", "Capacities", "deal"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
 
+from uneven.apportion import apportion
 from uneven.data import Federation
 from uneven.errors import SpecError, nearest
 from uneven.options import Many, Options
@@ -69,20 +70,6 @@ def deal(options: Capacities, federation: Federation, seed: int) -> list[float]:
     dealt = [level for level, size in zip(options.levels, sizes, strict=True) for _ in range(size)]
     order = torch.randperm(count, generator=generator(seed, "capacities"))
     return [dealt[i] for i in order.tolist()]
-
-
-def apportion(shares: Sequence[float], total: int) -> list[int]:
-    """Whole numbers in proportion to shares that sum to ``total``, by largest remainder (ties: the first).
-
-    >>> apportion([1, 1, 1], 10)
-    [4, 3, 3]
-    """
-    exact = [share / sum(shares) * total for share in shares]
-    sizes = [int(x) for x in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda i: (sizes[i] - exact[i], i))
-    for i in by_remainder[: total - sum(sizes)]:
-        sizes[i] += 1
-    return sizes
 
 
 def _from_column(column: str, federation: Federation) -> list[float]:

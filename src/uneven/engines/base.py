@@ -55,17 +55,35 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
         return f"a weight of {update.examples} examples"
     if not math.isfinite(update.loss):
         return f"a loss of {update.loss}; try a smaller training.lr"
-    if set(update.payload) != set(assignment.payload):
-        return f"a payload of {sorted(update.payload)} where {sorted(assignment.payload)} was asked"
-    for kind, full in assignment.payload.items():
+    problem = _choice_problem(assignment, update)
+    if problem is not None:
+        return problem
+    submodel, model = assignment.trained(update), assignment.payload["model"]
+    scores = {name: model[name] for name in submodel.supernet.parameters}
+    asked = {**assignment.payload, **dict.fromkeys(assignment.extra, scores)}
+    if set(update.payload) != set(asked):
+        return f"a payload of {sorted(update.payload)} where {sorted(asked)} was asked"
+    for kind, full in asked.items():
         values = update.payload[kind]
         if set(values) != set(full):
             return f"{kind} has other tensors than were asked"
         for name, tensor in full.items():
-            sent = assignment.submodel.select(name, tensor)
+            sent = submodel.select(name, tensor)
             problem = _tensor_problem(values[name], sent)
             if problem is not None:
                 return f"{kind} {name} {problem}"
+    return None
+
+
+def _choice_problem(assignment: Assignment, update: Update) -> str | None:
+    """What is wrong with the part that the client chose, where the choice was its own."""
+    chosen, choice = update.submodel, assignment.choice
+    if choice is None:
+        return None if chosen is None else "a submodel of the client's own choice, where none was asked"
+    if chosen is None or chosen.supernet is not assignment.submodel.supernet:
+        return "no submodel of this model, where the client was to choose one"
+    if chosen.size > choice.size:
+        return f"a submodel of {chosen.size:,} parameters, where it may have {choice.size:,}"
     return None
 
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.submodels.cost import widest
 from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
 
+Grain = Literal["channel", "parameter"]
+
 
 class MethodOptions(Options):
     """A method's own options: typed fields, each with a description below it."""
@@ -66,8 +68,9 @@ class ClientCard:
     """What the server knows of a client.
 
     ``examples``: n_n, of its training split. ``label_counts``: (classes,) int64, of the same. ``capacity``: as
-    the spec gives it. ``width``: r_n, the share of every channel axis that the capacity allows. ``budget``:
-    what the client may cost, in the unit that methods are matched by; None where they are not.
+    the spec gives it. ``width``: r_n, the share of every channel axis that the capacity allows. ``size``: k_n,
+    the parameters that it allows. ``budget``: what the client may cost, in the unit that methods are matched
+    by; None where they are not.
     """
 
     id: int
@@ -75,6 +78,7 @@ class ClientCard:
     label_counts: Tensor
     capacity: float
     width: float
+    size: int
     budget: int | None = None
 
 
@@ -91,21 +95,37 @@ class Context:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How much of the model a client may choose: the width of every channel axis, or parameters in all."""
+
+    width: float
+    size: int
+
+
+@dataclass(frozen=True)
 class Assignment:
     """What one client is to do in one round.
 
     ``payload``: named sets of tensors, ``model`` and whatever else the method sends. The server's own hold
-    *full* tensors; `gathered` is what travels, in the submodel's shapes.
+    *full* tensors; `gathered` is what travels, in the submodel's shapes. ``extra``: names of sets that the
+    client sends beside those, one tensor for every parameter that it trains. ``choice``: where the client
+    itself chooses the part of the submodel that it trains, how much of it that may be.
     """
 
     round: int
     client: int
     submodel: Submodel
     payload: Mapping[str, State] = field(repr=False)
+    extra: tuple[str, ...] = ()
+    choice: Choice | None = None
 
     def gathered(self) -> Assignment:
         """The assignment as the client gets it; made when it is sent, so that a cohort costs one at a time."""
         return replace(self, payload={k: self.submodel.gather(state) for k, state in self.payload.items()})
+
+    def trained(self, update: Update) -> Submodel:
+        """The part that an update is of."""
+        return update.submodel or self.submodel
 
 
 @dataclass(frozen=True)
@@ -114,6 +134,8 @@ class Update:
 
     ``payload``: named sets of tensors in the submodel's shapes; ``model`` always. ``examples``: n_n, the size
     of its training split. ``seen``: examples gone through, over all local epochs. ``loss``: mean over steps.
+    ``submodel``: the part trained, where the client chose it. ``scored``: examples gone through, forward and
+    back on what was assigned, to score coordinates.
     """
 
     round: int
@@ -122,6 +144,8 @@ class Update:
     examples: int
     seen: int
     loss: float
+    submodel: Submodel | None = None
+    scored: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,11 +188,17 @@ class Client:
 
     def fit(self, network: Network, assignment: Assignment, data: Examples, correct: Correction | None) -> Report:
         """Local training, with every draw from the run's seed, the round and the client."""
+
+        def confined(weights: Mapping[str, torch.nn.Parameter]) -> None:
+            if correct is not None:
+                correct(weights)
+            network.confine()
+
         key = ("train", assignment.round, assignment.client)
         lr = self.training.lr_at(assignment.round, self.rounds)
         with seeded(subseed(self.seed, "dropout", *key)):
             draws = generator(self.seed, "order", *key)
-            return train_locally(network, data, self.training, lr, draws, self.loss(data), correct)
+            return train_locally(network, data, self.training, lr, draws, self.loss(data), confined)
 
     def update(
         self, assignment: Assignment, data: Examples, report: Report, payload: Mapping[str, State]
@@ -200,6 +230,11 @@ class Method:
         return options
 
     @classmethod
+    def grain(cls, options: Any) -> Grain:
+        """What a capacity is spent on: whole channels, or single parameters."""
+        return "channel"
+
+    @classmethod
     def widest(cls, supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
         """The largest width at which this method's submodels fit a budget; None if none does."""
         return widest(supernet, fits)
@@ -211,6 +246,14 @@ class Method:
     def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
         """What is evaluated after round t for clients of this one's capacity: the prefix, unless told better."""
         return self.supernet.prefix(client.width)
+
+    def own_submodel(self, client: ClientCard, t: int, data: Examples) -> Submodel | None:
+        """What a client evaluates on its own test split after round t, if it chooses that by its training data."""
+        return None
+
+    def held(self, client: ClientCard, t: int) -> Submodel:
+        """The largest part that a client has on its device, where it chooses what it trains out of more."""
+        return self.evaluation_submodel(client, t)
 
     def eligible(self) -> Sequence[ClientCard]:
         """The clients that cohorts are drawn from."""
@@ -234,7 +277,7 @@ class Method:
         average = OverlapAverage(self.state)
         for assignment, update in results:
             counted = self.counted(assignment)
-            average.add(assignment.submodel, update.payload["model"], self.weight(update), counted)
+            average.add(assignment.trained(update), update.payload["model"], self.weight(update), counted)
         self.state = self.optimizer.step(self.state, average)
 
     def weight(self, update: Update) -> float:

@@ -5,7 +5,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from uneven.submodels.channels import ChannelSubmodel, Network, Supernet
+from uneven.submodels.channels import ChannelSubmodel, Supernet
+from uneven.submodels.masks import MaskSubmodel
+from uneven.submodels.network import Network
 from uneven.submodels.trace import State
 
 
@@ -29,8 +31,12 @@ class Submodel(Protocol):
         """Multiply-accumulates of one example's forward pass, over convolutions and matrix products."""
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes that say which coordinates are held, to a receiver who does not know."""
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of every tensor held, buffers too."""
+        """Bytes of a message: every tensor held, buffers too, and `index_bytes`."""
 
     def network(self, scaler: bool = False) -> Network:
         """The network that trains this submodel; may be shared, so load values first."""
@@ -45,4 +51,4 @@ class Submodel(Protocol):
         """Add values, in the shapes that the client trains, to the held entries of a full tensor, in place."""
 
 
-__all__ = ["ChannelSubmodel", "Network", "State", "Submodel", "Supernet"]
+__all__ = ["ChannelSubmodel", "MaskSubmodel", "Network", "State", "Submodel", "Supernet"]

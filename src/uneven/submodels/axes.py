@@ -350,6 +350,25 @@ def indices(axis: Axis, keep: Keep) -> Tensor:
     return index
 
 
+def channels_along(axis: Axis, atom: Axis) -> Tensor:
+    """Which channel of an atom each entry of an axis belongs to, ``(size,)`` int64; -1 for none.
+
+    >>> channel = Axis(3)
+    >>> channels_along(product([channel, fixed(2)]), channel).tolist()
+    [0, 0, 1, 1, 2, 2]
+    """
+    root = axis.root()
+    if root.kind == ATOM:
+        return torch.arange(root.size) if root is atom.root() else torch.full((root.size,), -1)
+    parts = [channels_along(part, atom) for part in root.parts]
+    if root.kind == SUM:
+        return torch.cat(parts)
+    outer = parts[0]
+    for inner in parts[1:]:
+        outer = torch.maximum(outer[:, None], inner[None]).reshape(-1)
+    return outer
+
+
 def count(axis: Axis, sizes: Mapping[Axis, int]) -> int:
     """How many entries of ``axis`` stay when each atom keeps ``sizes[atom]`` of them; a batch counts 1."""
     axis = axis.root()

@@ -8,10 +8,9 @@ client at width 1/4 holds and computes about 1/16 of the model, with nothing mas
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,6 +18,7 @@ from torch import Tensor, fx, nn
 from uneven.errors import ModelError
 from uneven.submodels.axes import Axis, count, indices
 from uneven.submodels.groups import Attention, Group, Policy, Structure, analyse
+from uneven.submodels.network import Network, module_tree, rewrite_arguments
 from uneven.submodels.rules import Rule, arguments, is_norm, operator_name
 from uneven.submodels.trace import State, Traced, trace
 
@@ -90,6 +90,13 @@ class Supernet:
         return pairs
 
     @cached_property
+    def maskable(self) -> tuple[str, ...]:
+        """The parameters of which a mask may drop entries: those of two axes or more that are not a norm's."""
+        reads = (n for n in self._traced.training.nodes if is_norm(n))
+        of_norms = {str(n.target) for norm in reads for n in norm.all_input_nodes if n.op == "get_attr"}
+        return tuple(n for n in self.parameters if self.initial[n].dim() > 1 and n not in of_norms)
+
+    @cached_property
     def size(self) -> int:
         """d, the number of parameters."""
         return sum(self.initial[name].numel() for name in self.parameters)
@@ -136,7 +143,7 @@ class Supernet:
     def _build(self, submodel: ChannelSubmodel, scaler: bool) -> Network:
         tensors = submodel.gather(self.initial)
         held = {n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()}
-        root = _module_tree({**self._traced.constants, **held})
+        root = module_tree({**self._traced.constants, **held})
         training = self._rewrite(self._traced.training, submodel.kept, scaler)
         evaluation = self._rewrite(self._traced.evaluation, submodel.kept)
         return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
@@ -165,7 +172,7 @@ class Supernet:
             copy = copies[node] = small.node_copy(node, copies.__getitem__)
             outcome = self.structure.calls.get(node)
             if outcome is not None and outcome.resize is not None:
-                _rewrite_arguments(copy, outcome.target, outcome.resize(sizes), copies)
+                rewrite_arguments(copy, outcome.target, outcome.resize(sizes), copies)
             if node in scaled and (share := _share_kept(outcome.outputs, sizes)) < 1:  # type: ignore
                 copies[node] = small.call_function(torch.ops.aten.div.Tensor, (copy, share))
         small.lint()
@@ -195,105 +202,6 @@ def _analysed(
 def _share_kept(axes: list[Axis], sizes: Mapping[Axis, int]) -> float:
     """The share of a result's channels that is kept."""
     return math.prod(count(axis, sizes) / count(axis, {}) for axis in axes)
-
-
-def _rewrite_arguments(
-    node: fx.Node, target: Any, changes: dict[str, Any], copies: dict[fx.Node, fx.Node]
-) -> None:
-    """Put new values where a call has them, by position or by name."""
-    if target is not None:
-        mapped = {n: copies[v] if isinstance(v, fx.Node) else v for n, v in changes.items()}
-        node.target, node.args, node.kwargs = target, (), mapped
-        return
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    for name, value in changes.items():
-        position = names.index(name)
-        mapped = fx.map_arg(value, copies.__getitem__)
-        if position < len(node.args):
-            node.update_arg(position, mapped)
-        else:
-            node.update_kwarg(name, mapped)
-
-
-def _module_tree(tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Empty modules that hold the tensors under their dotted names."""
-    root = nn.Module()
-    for name, tensor in tensors.items():
-        *path, leaf = name.split(".")
-        module = root
-        for part in path:
-            if not hasattr(module, part):
-                module.add_module(part, nn.Module())
-            module = getattr(module, part)
-        if isinstance(tensor, nn.Parameter):
-            module.register_parameter(leaf, tensor)
-        else:
-            module.register_buffer(leaf, tensor)
-    return root
-
-
-class Network(nn.Module):
-    """A small dense network: the training or the evaluation graph over one set of tensors.
-
-    ``tensors``: the parameters and buffers by their names in the full model, in the submodel's shapes.
-    """
-
-    def __init__(
-        self, tensors: Mapping[str, Tensor], training: fx.GraphModule, evaluation: fx.GraphModule
-    ) -> None:
-        super().__init__()
-        self.tensors = dict(tensors)
-        self._graphs: dict[bool | None, Callable[[Tensor], Tensor]] = {True: training, False: evaluation}
-        self._evaluation = evaluation
-        for name, tensor in self.tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name.replace(".", "/"), tensor)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, ``(batch, classes)``, as the full module would compute them in its present mode."""
-        return self._graphs[self.training](x)
-
-    def call(self, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits under other values of some tensors (by their names in the full model), as `forward` otherwise.
-
-        Differentiable in them, and fit for `torch.func` transforms where the model's operators are.
-        """
-        graph = self._graphs[self.training]
-        return torch.func.functional_call(graph, dict(tensors), (x,))  # type: ignore[arg-type, no-any-return]
-
-    def weights(self) -> dict[str, nn.Parameter]:
-        """The trained tensors, by their names in the full model."""
-        return {n: t for n, t in self.tensors.items() if isinstance(t, nn.Parameter)}
-
-    @torch.no_grad()
-    def load(self, values: State) -> Network:
-        """Copy values (in the submodel's shapes) into the network, and forget its gradients."""
-        torch._foreach_copy_(list(self.tensors.values()), [values[name] for name in self.tensors])
-        for tensor in self.weights().values():
-            tensor.grad = None
-        return self
-
-    @torch.no_grad()
-    def values(self) -> State:
-        """A copy of every tensor of the network."""
-        return {name: tensor.detach().clone() for name, tensor in self.tensors.items()}
-
-    @torch.no_grad()
-    def observe(self, x: Tensor) -> None:
-        """One pass that sets every running statistic to that of this batch; all else is as in evaluation."""
-        if None not in self._graphs:
-            self._graphs[None] = _observing(self._evaluation)
-        self._graphs[None](x)
-
-
-def _observing(evaluation: fx.GraphModule) -> fx.GraphModule:
-    """The evaluation graph with norms that take batch statistics, and remember them whole (momentum 1)."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(evaluation.graph, {}))
-    for node in graph.nodes:
-        if operator_name(node) == "batch_norm":
-            _rewrite_arguments(node, None, {"training": True, "momentum": 1.0}, {})
-    return fx.GraphModule(evaluation, graph)
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,9 +242,11 @@ class ChannelSubmodel:
         """
         return self.supernet.network(self, scaler)
 
+    index_bytes = 0  # which channels: known to both sides, or some hundred bytes
+
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of every tensor held, buffers too."""
+        """Bytes of a message: every tensor held, buffers too."""
         return sum(
             self.select(name, tensor).numel() * tensor.element_size()
             for name, tensor in self.supernet.initial.items()

@@ -52,6 +52,25 @@ def width_for(
     return width
 
 
+def masked_within(supernet: Supernet, unit: Unit, limit: int, training: TrainingOptions) -> int | None:
+    """The most parameters that a mask can hold at no more than ``limit``; None if no mask costs so little.
+
+    A mask costs the multiply-accumulates and the memory of the full model, and sends a bit for every maskable
+    coordinate beside its values.
+    """
+    full = supernet.prefix(1.0)
+    if unit == "params":
+        return min(limit, full.size)
+    if cost(full, unit, training) <= limit:
+        return full.size
+    if unit != "bytes":
+        return None
+    bits = sum(supernet.initial[name].numel() for name in supernet.maskable)
+    width = next(iter(supernet.initial.values())).element_size()
+    held = (limit - (full.nbytes - width * full.size) - -(-bits // 8)) // width
+    return held if held > 0 else None
+
+
 def widest(supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
     """The largest width whose prefix fits; None if even one channel per group does not."""
     steps = widths(supernet)

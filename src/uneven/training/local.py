@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from uneven.data import Examples
-from uneven.submodels.channels import Network
+from uneven.submodels.network import Network
 from uneven.training.options import TrainingOptions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
