@@ -30,7 +30,7 @@ def test_shakespeare_is_there_by_role_for_the_text_models():
     assert "To be, or not to be" in " ".join(
         text for role, _, text in zip(*table.to_pydict().values(), strict=True) if role == "Hamlet/HAMLET"
     )
-    with pytest.raises(DataError, match="text inputs come with the text models"):
+    with pytest.raises(DataError, match="'shakespeare' has none of the columns label, fine_label"):
         load(DataOptions(source="shakespeare", partition={"kind": "natural"}))
 
 

@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
 
@@ -139,14 +138,6 @@ def test_natural_clients_and_their_attributes(vectors):
         read(vectors("other.parquet"), None, partition={"kind": "natural"})
     named = read(vectors("third.parquet", person=user), None, client="person", partition={"kind": "natural"})
     assert len(named.clients) == 3
-
-
-def test_text_comes_later(write):
-    message = "input column 'text' holds text: text inputs come with the text models"
-    with pytest.raises(DataError, match=message):
-        read(write("a.parquet", {"text": ["a"] * 30, "label": [0] * 30}))
-    with pytest.raises(DataError, match=message):
-        read(write("a.parquet", {"text": pa.array(["a"] * 30).dictionary_encode()}))  # nor labels either
 
 
 @pytest.mark.parametrize(

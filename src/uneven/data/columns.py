@@ -48,18 +48,25 @@ def inputs(column: pa.ChunkedArray, name: str, shape: tuple[int, ...] | None) ->
     files = _files(column, what)
     if files is None:
         return _reshaped(_lists(column, what), shape, what)
-    if shape is not None:
-        raise DataError(f"data.shape = {list(shape)} has no effect on images ({what}): leave it out")
+    _refuse_shape(shape, "images", what)
     return decode(files, what)
 
 
-def refuse_text(kind: pa.DataType, name: str) -> None:
-    """A `DataError` where inputs of this type would be text."""
-    if _is_text(kind):
-        raise DataError(
-            f"input column '{name}' holds text: text inputs come with the text models; set data.input to a "
-            "column of images or lists of numbers"
-        )
+def texts(columns: Sequence[pa.ChunkedArray], name: str, shape: tuple[int, ...] | None) -> list[list[str]]:
+    """The texts of one column in each split."""
+    what = f"input column '{name}'"
+    _refuse_shape(shape, "texts", what)
+    columns = [_plain(column, what) for column in columns]
+    if not is_text(columns[-1].type):
+        raise DataError(f"{what} holds text in the train split, but {columns[-1].type} in the test split")
+    return [column.to_pylist() for column in columns]
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds strings."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return any(f(kind) for f in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
 def labels(
@@ -68,11 +75,11 @@ def labels(
     """One (n,) int64 tensor for each column, and the classes' names; strings are numbered in sorted order."""
     columns = [_plain(column, f"label column '{name}'") for column in columns]
     kind = columns[0].type
-    if _is_text(kind) != _is_text(columns[-1].type):
+    if is_text(kind) != is_text(columns[-1].type):
         raise DataError(
             f"label column '{name}' holds {kind} in the train split, {columns[-1].type} in the test split"
         )
-    if _is_text(kind):
+    if is_text(kind):
         found = sorted({str(value) for column in columns for value in column.unique().to_pylist()})
         return [_positions(column, found) for column in columns], tuple(found)
     if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
@@ -86,7 +93,7 @@ def ids(column: pa.ChunkedArray, name: str) -> Ids:
     column = _plain(column, f"client column '{name}'")
     if pa.types.is_integer(column.type):
         return np.asarray(column.to_numpy())
-    if _is_text(column.type):
+    if is_text(column.type):
         return np.asarray(column.to_pylist(), dtype=np.str_)
     raise DataError(f"client column '{name}' holds {column.type}: integers or strings are needed")
 
@@ -141,14 +148,13 @@ def _lists(column: pa.ChunkedArray, what: str) -> Tensor:
     return as_numbers(torch.from_numpy(column.to_numpy().reshape(shape).copy()), what)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return any(f(kind) for f in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
-
-
 def _is_list(kind: pa.DataType) -> bool:
     return any(f(kind) for f in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
+def _refuse_shape(shape: tuple[int, ...] | None, kind: str, what: str) -> None:
+    if shape is not None:
+        raise DataError(f"data.shape = {list(shape)} has no effect on {kind} ({what}): leave it out")
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...] | None, what: str) -> Tensor:

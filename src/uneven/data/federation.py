@@ -41,6 +41,12 @@ class Info:
     num_classes: int
     labels: tuple[str, ...]
     """The classes' names, ``num_classes`` of them."""
+    vocab_size: int | None = None
+    """How many tokens there are, where an input is a text: inputs are then rows of ids 0..vocab_size - 1."""
+    pad_id: int | None = None
+    """The id of the token that fills short texts up; says nothing, and is to be masked."""
+    tokenizer: str | None = None
+    """``data.tokenizer``, which a pretrained model compares with its own."""
 
 
 @dataclass(frozen=True, eq=False)

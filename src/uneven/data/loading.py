@@ -1,5 +1,8 @@
 """From the ``[data]`` section of a spec to a federation."""
 
+from dataclasses import replace
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from uneven.data.options import DataOptions
 from uneven.data.partitions import natural, share
 from uneven.data.reading import read
 from uneven.data.rows import Rows, Splits
+from uneven.data.text import refuse_options, tokenizer
 from uneven.errors import DataError
 from uneven.rng import generator
 
@@ -27,8 +31,41 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     train, test = _global_split(splits, options, seed)
     train = _limit(train, options.train_limit, seed)
     parts, names = _parts(options, train, count, seed)
+    cuts = [_cut(part, options.local_test_share, seed, k) for k, part in enumerate(parts)]
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
-    return Federation(_clients(train, parts, names, options.local_test_share, seed), test, info)
+    if splits.texts is None:
+        refuse_options(options)
+    else:
+        train, test, info = _tokenised(options, splits.texts, train, test, [cut.train for cut in cuts], info)
+    return Federation(_clients(train, cuts, names), test, info)
+
+
+class _Cut(NamedTuple):
+    """A client's positions in the training set, for its own test and for training."""
+
+    test: Tensor
+    train: Tensor
+
+
+def _cut(part: Tensor, test_share: float, seed: int, client: int) -> _Cut:
+    order = torch.randperm(len(part), generator=generator(seed, "local split", client))
+    shuffled, held = part.sort().values[order], _held(len(part), test_share)
+    return _Cut(shuffled[:held], shuffled[held:])
+
+
+def _tokenised(
+    options: DataOptions, texts: tuple[str, ...], train: Rows, test: Examples, trained_on: list[Tensor], info: Info
+) -> tuple[Rows, Examples, Info]:
+    """Numbers of texts become rows of tokens; a tokenizer is trained on the clients' training texts only."""
+
+    def named(x: Tensor) -> list[str]:
+        return [texts[i] for i in x.flatten().tolist()]
+
+    tokens = tokenizer(options, named(train.examples.x[torch.cat(trained_on)]))
+    examples, held = (Examples(tokens(named(split.x)), split.y) for split in (train.examples, test))
+    shape = tuple(held.x.shape[1:])
+    info = replace(info, input_shape=shape, vocab_size=tokens.size, pad_id=tokens.pad, tokenizer=tokens.name)
+    return replace(train, examples=examples), held, info
 
 
 def _global_split(splits: Splits, options: DataOptions, seed: int) -> tuple[Rows, Examples]:
@@ -82,30 +119,22 @@ def _parts(options: DataOptions, train: Rows, count: int | None, seed: int) -> t
     return parts, names
 
 
-def _clients(
-    train: Rows, parts: list[Tensor], names: list[str], test_share: float, seed: int
-) -> tuple[ClientData, ...]:
+def _clients(train: Rows, cuts: list[_Cut], names: list[str]) -> tuple[ClientData, ...]:
     """One copy of the training set in the clients' order; each client's splits are views of it."""
-    parts = [_test_first(part, seed, k) for k, part in enumerate(parts)]
-    rows = train.take(torch.cat(parts))
-    constant = _constant(rows, parts)
+    rows = train.take(torch.cat([part for cut in cuts for part in cut]))
+    constant = _constant(rows, [len(cut.test) + len(cut.train) for cut in cuts])
     clients, start = [], 0
-    for k, (part, name) in enumerate(zip(parts, names, strict=True)):
-        middle, end = start + _held(len(part), test_share), start + len(part)
+    for k, (cut, name) in enumerate(zip(cuts, names, strict=True)):
+        middle = start + len(cut.test)
+        end = middle + len(cut.train)
         attributes = {column: float(rows.numbers[column][start]) for column in constant}
         clients.append(ClientData(k, name, rows.examples[middle:end], rows.examples[start:middle], attributes))
         start = end
     return tuple(clients)
 
 
-def _test_first(part: Tensor, seed: int, client: int) -> Tensor:
-    """The client's positions in a random order, of which the first become its test split."""
-    return part.sort().values[torch.randperm(len(part), generator=generator(seed, "local split", client))]
-
-
-def _constant(rows: Rows, parts: list[Tensor]) -> list[str]:
-    """The numeric columns that say one thing of each client."""
-    sizes = [len(part) for part in parts]
+def _constant(rows: Rows, sizes: list[int]) -> list[str]:
+    """The numeric columns that say one thing of each client, of so many rows each."""
     return [
         name
         for name, column in rows.numbers.items()

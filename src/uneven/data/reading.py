@@ -4,11 +4,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.dataset as pads
+from torch import Tensor
 
 from uneven.data import columns
 from uneven.data.federation import Examples
 from uneven.data.options import DataOptions
-from uneven.data.rows import InMemory, Rows, Splits
+from uneven.data.rows import InMemory, Rows, Splits, numbered
 from uneven.data.sources import open_source
 from uneven.errors import DataError
 
@@ -35,8 +36,11 @@ def read(options: DataOptions) -> Splits:
         for key, name in (("input", names.x), ("label", names.y)):
             columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
         tables.append(_table(parts.test, [names.x, names.y], where))
-    examples, classes = _examples(tables, names, options.shape)
-    return Splits(_rows(train, names, examples[0]), examples[1] if len(examples) > 1 else None, classes)
+    xs, texts = _inputs([table.column(names.x) for table in tables], names.x, options.shape)
+    known = columns.class_names(train.schema, names.y)
+    ys, classes = columns.labels([table.column(names.y) for table in tables], names.y, known)
+    examples = [Examples(x, y) for x, y in zip(xs, ys, strict=True)]
+    return Splits(_rows(train, names, examples[0]), examples[1] if len(examples) > 1 else None, classes, texts)
 
 
 def _from_memory(options: DataOptions, source: InMemory) -> Splits:
@@ -48,7 +52,6 @@ def _from_memory(options: DataOptions, source: InMemory) -> Splits:
 
 def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
     x = columns.find("input", options.input, columns.INPUTS, schema, where)
-    columns.refuse_text(schema.field(x).type, x)  # before the label, which a set of texts may lack
     y = columns.find("label", options.label, columns.LABELS, schema, where)
     if options.partition.kind != "natural":
         return _Names(x, y, None, [])
@@ -56,17 +59,17 @@ def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
     return _Names(x, y, client, [name for name in columns.numeric(schema) if name not in (x, y, client)])
 
 
-def _examples(
-    tables: list[pa.Table], names: _Names, shape: tuple[int, ...] | None
-) -> tuple[list[Examples], tuple[str, ...]]:
-    """The examples of each table; what string labels mean must be known from all tables at once."""
-    known = columns.class_names(tables[0].schema, names.y)
-    ys, classes = columns.labels([table.column(names.y) for table in tables], names.y, known)
-    xs = [columns.inputs(table.column(names.x), names.x, shape) for table in tables]
+def _inputs(
+    parts: list[pa.ChunkedArray], name: str, shape: tuple[int, ...] | None
+) -> tuple[list[Tensor], tuple[str, ...] | None]:
+    """The inputs of each split; of texts their numbers, and the texts."""
+    if columns.is_text(parts[0].type):
+        return numbered(columns.texts(parts, name, shape))
+    xs = [columns.inputs(column, name, shape) for column in parts]
     shapes = [list(x.shape[1:]) for x in xs]
     if shapes[0] != shapes[-1]:
         raise DataError(f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split")
-    return [Examples(x, y) for x, y in zip(xs, ys, strict=True)], classes
+    return xs, None
 
 
 def _rows(table: pa.Table, names: _Names, examples: Examples) -> Rows:

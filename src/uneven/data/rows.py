@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,21 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A set as its source gives it: ``test`` is None where the source has no test split."""
+    """A set as its source gives it.
+
+    ``test``: None where the source has no test split. ``texts``: where inputs are texts, all of them; an
+    example's x, ``(1,)``, is then the number of its text, until it is known which texts are for training.
+    """
 
     train: Rows
     test: Examples | None
     labels: tuple[str, ...]
+    texts: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class InMemory:
-    """A source made by `from_tensors`."""
+    """A source made by `from_tensors` or `from_texts`."""
 
     splits: Splits
 
@@ -71,6 +77,32 @@ def from_tensors(
     names = check_classes(ys, None if labels is None else tuple(labels), "y")
     rows = Rows(train) if client is None else replace(Rows(train), client=_ids(client, len(train)))
     return InMemory(Splits(rows, held, names))
+
+
+def from_texts(
+    texts: Sequence[str],
+    y: Tensor,
+    *,
+    test: tuple[Sequence[str], Tensor] | None = None,
+    labels: Sequence[str] | None = None,
+    client: Sequence[str] | Sequence[int] | Tensor | None = None,
+) -> InMemory:
+    """A source for ``DataOptions(source=...)`` out of n texts; all else as in `from_tensors`."""
+    splits = [list(texts)] if test is None else [list(texts), list(test[0])]
+    wrong = next((text for split in splits for text in split if not isinstance(text, str)), None)
+    if wrong is not None:
+        raise DataError(f"a text is {wrong!r}: strings are needed")
+    xs, every = numbered(splits)
+    held = None if test is None else (xs[1], test[1])
+    memory = from_tensors(xs[0], y, test=held, labels=labels, client=client)
+    return InMemory(replace(memory.splits, texts=every))
+
+
+def numbered(splits: Sequence[Sequence[str]]) -> tuple[list[Tensor], tuple[str, ...]]:
+    """The numbers ``(n, 1)`` of the texts of each split, and all texts in the order of their numbers."""
+    numbers = torch.arange(sum(map(len, splits))).unsqueeze(1)
+    parts = torch.split(numbers, [len(split) for split in splits])
+    return list(parts), tuple(chain.from_iterable(splits))
 
 
 def check_classes(ys: Sequence[Tensor], names: tuple[str, ...] | None, column: str) -> tuple[str, ...]:
