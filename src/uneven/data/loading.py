@@ -29,7 +29,8 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     """
     splits = read(options)
     train, test = _global_split(splits, options, seed)
-    train = _limit(train, options.train_limit, seed)
+    train = train.take(_limited(train.examples.y, options.train_limit, "training", seed))
+    test = test[_limited(test.y, options.test_limit, "test", seed)]
     parts, names = _parts(options, train, count, seed)
     cuts = [_cut(part, options.local_test_share, seed, k) for k, part in enumerate(parts)]
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
@@ -88,20 +89,21 @@ def _held(n: int, share: float) -> int:
     return min(max(round(n * share), 1), n - 1)
 
 
-def _limit(train: Rows, limit: int | None, seed: int) -> Rows:
-    """``limit`` examples, class by class in turn, so that the classes are as even as they can be."""
+def _limited(y: Tensor, limit: int | None, kind: str, seed: int) -> Tensor:
+    """Positions of ``limit`` examples, class by class in turn, so that the classes are as even as they can be."""
     if limit is None:
-        return train
-    if limit > len(train):
-        raise DataError(f"data.train_limit = {limit}: there are only {len(train)} training examples")
-    order = torch.randperm(len(train), generator=generator(seed, "train limit"))
-    y = train.examples.y[order]
+        return torch.arange(len(y))
+    if limit > len(y):
+        key = {"training": "train_limit", "test": "test_limit"}[kind]
+        raise DataError(f"data.{key} = {limit}: there are only {len(y)} {kind} examples")
+    order = torch.randperm(len(y), generator=generator(seed, f"{kind} limit"))
+    y = y[order]
     turn = torch.empty_like(y)
     for label in torch.unique(y):
         of_label = (y == label).nonzero().squeeze(1)
         turn[of_label] = torch.arange(len(of_label))
     first = turn.argsort(stable=True)[:limit]
-    return train.take(order[first].sort().values)
+    return order[first].sort().values
 
 
 def _parts(options: DataOptions, train: Rows, count: int | None, seed: int) -> tuple[list[Tensor], list[str]]:
