@@ -263,11 +263,22 @@ class Method:
         """The full tensors of which the client gets its part."""
         return {"model": self.state}
 
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Names of sets that clients send beside the payload's, one tensor for every parameter they train."""
+        return ()
+
+    def choice(self, client: ClientCard) -> Choice | None:
+        """How much of its submodel the client may train, where it chooses that itself."""
+        return None
+
     def plan(self, t: int, cohort: Sequence[ClientCard]) -> list[Assignment]:
         """The round's assignments, the longest work first (ties by client), which is also the order of merging."""
         plans = [(c, self.submodel(t, c)) for c in cohort]
         plans.sort(key=lambda plan: (-self._work(*plan), plan[0].id))
-        return [Assignment(t, c.id, submodel, self.payload(t, c)) for c, submodel in plans]
+        return [
+            Assignment(t, c.id, submodel, self.payload(t, c), self.extra, self.choice(c)) for c, submodel in plans
+        ]
 
     def _work(self, client: ClientCard, submodel: Submodel) -> int:
         return submodel.macs * self.context.training.steps_for(client.examples)
