@@ -72,7 +72,7 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
     down = up = macs = 0
     for capacity in sorted(capacities, reverse=True):
         submodel = method.evaluation_submodel(capacities[capacity], t)
-        network = submodel.network().load(submodel.gather(method.state)).eval()
+        network = submodel.network().load(method.values(submodel)).eval()
         if method.recalibrates:
             able = [card.id for card in cards if card.capacity >= capacity] or [card.id for card in cards]
             running = method.supernet.running
@@ -86,7 +86,7 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
         local |= _local(network, [federation.clients[n] for n, part in own.items() if part is None])
         for n, part in own.items():
             if part is not None:
-                network = part.network().load(part.gather(method.state)).eval()
+                network = part.network().load(method.values(part)).eval()
                 local |= _local(network, [federation.clients[n]])
     return Evaluation(
         by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), Recalibration(down, up, macs)

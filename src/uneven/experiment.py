@@ -45,7 +45,7 @@ def load_model(spec: Spec) -> tuple[Federation, Supernet]:
     example, _ = federation.test.batch(torch.tensor([0]))
     supernet = Supernet(model, example[0], **spec.groups.arguments())
     sizes, classes = [axis.size for axis in supernet.structure.output[1:]], federation.info.num_classes
-    if sizes != [classes]:
+    if sizes != [*([supernet.exits] if supernet.exits else []), classes]:
         raise ModelError(
             f"model.name = {spec.names['model']!r}: its output is (batch, {', '.join(map(str, sizes))}), and the "
             f"data have {classes} classes: it must be (batch, {classes})"
@@ -63,7 +63,9 @@ class Experiment:
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
         self.federation, self.supernet = load_model(spec)
-        context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server)
+        own = spec.clients.capacities.unit
+        unit = spec.match or ("params" if own == "width" else own)
+        context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server, unit)
         self.method: Method = spec.method_class(context, spec.method_options)
         half = self.method.Client(self.supernet, spec.training, self.method.options, spec.rounds, spec.seed)
         self.engine: Engine = SerialEngine(half, self.federation)
@@ -123,7 +125,7 @@ class Experiment:
             else:
                 log.bytes_up.append(_bytes_up(checked))
                 log.losses.append(checked.loss)
-                log.macs += 3 * assignment.trained(checked).macs * checked.seen
+                log.macs += round(3 * self.method.macs(assignment, checked) * checked.seen)
                 log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
                 yield assignment, checked
         self._require_quorum(log)

@@ -50,11 +50,12 @@ from torch import Tensor
 
 from uneven.aggregation import OverlapAverage, ServerOptimizer, ServerOptions
 from uneven.data import Examples
+from uneven.errors import MethodError
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
-from uneven.submodels.cost import widest
-from uneven.training import Correction, Loss, Report, TrainingOptions, train_locally
+from uneven.submodels.cost import Unit, widest
+from uneven.training import Correction, Loss, Objective, Report, TrainingOptions, of_logits, train_locally
 
 Grain = Literal["channel", "parameter"]
 
@@ -84,7 +85,10 @@ class ClientCard:
 
 @dataclass(frozen=True)
 class Context:
-    """What a method is built for: the model, all the clients, the length and seed of the run, the options."""
+    """What a method is built for: the model, all the clients, the length and seed of the run, the options.
+
+    ``unit``: what a client's budget counts, for a method that has more ways to spend it than a width.
+    """
 
     supernet: Supernet
     clients: Sequence[ClientCard]
@@ -92,6 +96,7 @@ class Context:
     seed: int
     training: TrainingOptions = field(default_factory=TrainingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
+    unit: Unit = "params"
 
 
 @dataclass(frozen=True)
@@ -159,7 +164,7 @@ class Failure:
 class Client:
     """The client's half of a method: local training on the submodel. Pure: same arguments, same update.
 
-    A method changes what it needs: `network`, `loss`, `correction`, or all of `train`.
+    A method changes what it needs: `network`, `loss`, `objective`, `correction`, or all of `train`.
     """
 
     def __init__(
@@ -182,6 +187,10 @@ class Client:
         """The loss of logits and labels."""
         return torch.nn.functional.cross_entropy
 
+    def objective(self, network: Network, assignment: Assignment, data: Examples) -> Objective:
+        """What each step minimises on its batch; the `loss` of the network's logits, unless told better."""
+        return of_logits(network, self.loss(data))
+
     def correction(self, network: Network, assignment: Assignment, memory: State) -> Correction | None:
         """What is to be done to the gradients after each backward pass."""
         return None
@@ -198,7 +207,8 @@ class Client:
         lr = self.training.lr_at(assignment.round, self.rounds)
         with seeded(subseed(self.seed, "dropout", *key)):
             draws = generator(self.seed, "order", *key)
-            return train_locally(network, data, self.training, lr, draws, self.loss(data), confined)
+            objective = self.objective(network, assignment, data)
+            return train_locally(network, data, self.training, lr, draws, objective, confined)
 
     def update(
         self, assignment: Assignment, data: Examples, report: Report, payload: Mapping[str, State]
@@ -218,9 +228,16 @@ class Method:
     Client: ClassVar[type[Client]] = Client
     NEUTRAL: ClassVar[Mapping[str, Any]] = {}
     """The options under which, at capacity 1, the method is FedAvg (law 1)."""
+    EXITS: ClassVar[bool] = False
+    """Whether the method trains the early exits of a model that has them; where not, such a model is refused."""
 
     def __init__(self, context: Context, options: MethodOptions) -> None:
         self.context, self.supernet = context, context.supernet
+        if self.supernet.exits and not self.EXITS:
+            raise MethodError(
+                f"the model has {self.supernet.exits} early exits, and this method trains one output: use "
+                "method.name = 'scalefl', or leave model.exits out"
+            )
         self.options: Any = self.resolve(context, options)
         self.state: State = dict(context.supernet.initial)
         self.optimizer = ServerOptimizer(context.server, self.state, context.supernet.parameters)
@@ -295,9 +312,17 @@ class Method:
         """a_n, the update's weight in the average."""
         return float(update.examples) if self.context.server.weights == "examples" else 1.0
 
+    def macs(self, assignment: Assignment, update: Update) -> float:
+        """Multiply-accumulates of the forward passes of one example in the client's training."""
+        return assignment.trained(update).macs
+
     def counted(self, assignment: Assignment) -> Mapping[str, Tensor]:
         """For some tensors, which of the client's values count; see `OverlapAverage.add`."""
         return {}
+
+    def values(self, submodel: Submodel) -> State:
+        """What a network of this submodel is evaluated with."""
+        return submodel.gather(self.state)
 
     def adjust(self, t: int) -> None:
         """What is left to do after round t."""

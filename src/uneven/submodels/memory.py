@@ -36,7 +36,7 @@ from uneven.data import Examples, Info
 from uneven.errors import ModelError, UnevenError
 from uneven.models import build
 from uneven.submodels import Submodel, Supernet
-from uneven.training.local import make_optimizer, train_locally
+from uneven.training.local import make_optimizer, of_logits, train_locally
 from uneven.training.options import TrainingOptions
 
 STEPS = 2
@@ -307,7 +307,7 @@ def _measure_here(job: Mapping[str, Any]) -> Memory:
     inference = _peak() - start
     labels = torch.zeros(shape[:-1], dtype=torch.int64)
     _settle()
-    train_locally(network, Examples(x, labels), training, 1e-6, torch.Generator(), _loss)
+    train_locally(network, Examples(x, labels), training, 1e-6, torch.Generator(), of_logits(network, _loss))
     return Memory(_peak() - start, inference)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,9 @@ from uneven.submodels.network import Network
 from uneven.training.options import TrainingOptions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Objective = Callable[[Tensor, Tensor], Iterable[Tensor]]
+"""What a step minimises on a batch x, y: the sum of these scalars. Each is differentiated before the next is made,
+so that the activations of one at a time are in memory."""
 Correction = Callable[[Mapping[str, nn.Parameter]], None]
 
 
@@ -26,13 +29,18 @@ class Report:
     lr: float
 
 
+def of_logits(network: Network, loss: Loss = nn.functional.cross_entropy) -> Objective:
+    """The loss of a network's logits ``(batch, classes)`` and the labels ``(batch,)``."""
+    return lambda x, y: (loss(network(x), y),)
+
+
 def train_locally(
     network: Network,
     data: Examples,
     options: TrainingOptions,
     lr: float,
     draws: torch.Generator,
-    loss: Loss = nn.functional.cross_entropy,
+    objective: Objective | None = None,
     correct: Correction | None = None,
 ) -> Report:
     """Train a network on a client's data, in place.
@@ -40,10 +48,11 @@ def train_locally(
     Args:
         lr: the learning rate of this round.
         draws: orders the examples.
-        loss: of logits ``(batch, classes)`` and labels ``(batch,)``, a scalar.
-        correct: called after every backward pass with the weights by name; may change their gradients. What
-            it leaves is clipped and applied.
+        objective: what each step minimises; by default the cross-entropy of the network's logits.
+        correct: called in every step with the weights by name; may change their gradients. What it leaves is
+            clipped and applied.
     """
+    objective = objective or of_logits(network)
     network.train()
     weights = network.weights()
     optimizer = make_optimizer(list(weights.values()), options, lr)
@@ -51,14 +60,14 @@ def train_locally(
     total, seen = 0.0, 0
     for x, y in _batches(data, options.batch_size, steps, draws):
         optimizer.zero_grad()
-        value = loss(network(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
+        for term in objective(x, y):
+            term.backward()  # type: ignore[no-untyped-call]
+            total += term.item()
         if correct is not None:
             correct(weights)
         if options.clip_norm is not None:
             nn.utils.clip_grad_norm_(weights.values(), options.clip_norm)
         optimizer.step()
-        total += value.item()
         seen += len(y)
     return Report(total / steps, steps, seen, lr)
 
