@@ -1,5 +1,7 @@
 """Residual networks for small images (He et al. 2016, arXiv 1512.03385)."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -21,25 +23,52 @@ class BasicBlock(nn.Module):
         return torch.relu(self.second(torch.relu(self.first(x))) + self.skip(x))
 
 
-def _resnet(info: Info, widths: list[int], blocks: int, norm: Norm, groups: int) -> nn.Module:
-    layers: list[nn.Module] = [
-        ConvNorm(info.input_shape[0], widths[0], norm_kind=norm, groups=groups),
-        nn.ReLU(),
-    ]
+class EarlyExits(nn.Module):
+    """Stages with a head after each: the logits of every head, ``(batch, exits, classes)``."""
+
+    def __init__(self, stages: list[nn.Module], heads: list[nn.Module]) -> None:
+        super().__init__()
+        self.stages, self.heads = nn.ModuleList(stages), nn.ModuleList(heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = []
+        for stage, head in zip(self.stages, self.heads, strict=True):
+            x = stage(x)
+            logits.append(head(x))
+        return torch.stack(logits, dim=1)
+
+
+def _resnet(info: Info, widths: list[int], blocks: int, norm: Norm, groups: int, exits: bool) -> nn.Module:
+    stem = ConvNorm(info.input_shape[0], widths[0], norm_kind=norm, groups=groups)
+    stages: list[list[nn.Module]] = []
     inputs = widths[0]
-    for stage, outputs in enumerate(widths):
+    for outputs in widths:
+        stages.append([] if stages else [stem, nn.ReLU()])
         for block in range(blocks):
-            stride = 2 if stage > 0 and block == 0 else 1
-            layers.append(BasicBlock(inputs, outputs, stride, norm, groups))
+            stride = 2 if len(stages) > 1 and block == 0 else 1
+            stages[-1].append(BasicBlock(inputs, outputs, stride, norm, groups))
             inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, info.num_classes))
+    if exits:
+        heads = [nn.Sequential(*_head(info, outputs)) for outputs in widths]
+        return EarlyExits([nn.Sequential(*stage) for stage in stages], list(heads))
+    return nn.Sequential(*chain(*stages), *_head(info, inputs))
 
 
-def resnet18(info: Info, norm: Norm = "group", groups: int = 1) -> nn.Module:
-    """ResNet-18 with a 3x3 stem and no pooling before the stages: 11.17 M parameters for ten classes."""
-    return _resnet(info, [64, 128, 256, 512], 2, norm, groups)
+def _head(info: Info, inputs: int) -> list[nn.Module]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, info.num_classes)]
 
 
-def resnet_tiny(info: Info, norm: Norm = "group", groups: int = 1) -> nn.Module:
-    """Three stages of two blocks at 16, 32 and 64 channels: about 175 thousand parameters."""
-    return _resnet(info, [16, 32, 64], 2, norm, groups)
+def resnet18(info: Info, norm: Norm = "group", groups: int = 1, exits: bool = False) -> nn.Module:
+    """ResNet-18 with a 3x3 stem and no pooling before the stages: 11.17 M parameters for ten classes.
+
+    ``exits``: a head of pooling and a linear layer after each of the four stages, for ScaleFL.
+    """
+    return _resnet(info, [64, 128, 256, 512], 2, norm, groups, exits)
+
+
+def resnet_tiny(info: Info, norm: Norm = "group", groups: int = 1, exits: bool = False) -> nn.Module:
+    """Three stages of two blocks at 16, 32 and 64 channels: about 175 thousand parameters.
+
+    ``exits``: a head of pooling and a linear layer after each stage, for ScaleFL.
+    """
+    return _resnet(info, [16, 32, 64], 2, norm, groups, exits)

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 
 from uneven.errors import ModelError
 from uneven.submodels.axes import Axis, count, indices
+from uneven.submodels.exits import end, logits_of, until
 from uneven.submodels.groups import Attention, Group, Policy, Structure, analyse
 from uneven.submodels.network import Network, module_tree, rewrite_arguments
 from uneven.submodels.rules import Rule, arguments, is_norm, operator_name
@@ -44,6 +45,7 @@ class Supernet:
         parameters: the names that are trained and counted in d, in the module's order.
         counters: the names of integer buffers.
         groups: the channel groups, in the model's order.
+        exits: how many early exits the model has, see `uneven.submodels.exits`; 0 if it gives one logit a class.
         classes: parameters whose axis is the model's output axis, as ``{name: axis}``.
         running: (mean, variance) buffers of each norm that keeps running statistics.
     """
@@ -67,8 +69,12 @@ class Supernet:
         self.counters = tuple(n for n, b in buffers.items() if not b.is_floating_point())
         self.groups: tuple[Group, ...] = self.structure.groups
         self._networks: dict[Hashable, Network] = {}
-        self._prefixes: dict[float, ChannelSubmodel] = {}
+        self._prefixes: dict[tuple[float, int | None], ChannelSubmodel] = {}
         self._macs: dict[Hashable, int] = {}
+
+    @cached_property
+    def exits(self) -> int:
+        return len(logits_of(self._traced.training))
 
     @cached_property
     def classes(self) -> dict[str, int]:
@@ -101,12 +107,16 @@ class Supernet:
         """d, the number of parameters."""
         return sum(self.initial[name].numel() for name in self.parameters)
 
-    def submodel(self, keep: Mapping[int, Tensor]) -> ChannelSubmodel:
+    def submodel(self, keep: Mapping[int, Tensor], exit: int | None = None) -> ChannelSubmodel:
         """The submodel that keeps the set ``keep[i]``, ``(k,)`` int64, of group i; all of a group not named.
 
+        ``exit``: hold only what runs up to this exit of the model, 1 the first.
+
         Raises:
-            ValueError: no channel is kept, one is kept twice, or there is no such channel or group.
+            ValueError: no channel is kept, one is kept twice, or there is no such channel, group or exit.
         """
+        if exit is not None and not 1 <= exit <= self.exits:
+            raise ValueError(f"no exit {exit}: the model has {self.exits or 'none'}")
         chosen = {index: kept.sort().values for index, kept in keep.items()}
         for index, kept in chosen.items():
             if not 0 <= index < len(self.groups):
@@ -116,18 +126,26 @@ class Supernet:
                 raise ValueError(
                     f"group {index} keeps {kept.tolist()}: must be distinct channels of 0..{size - 1}"
                 )
-        return ChannelSubmodel(self, chosen)
+        return ChannelSubmodel(self, chosen, exit)
 
     def channels(self, width: float) -> dict[int, int]:
         """k = ceil(r * C) channels of each group of C, at least 1; rounding noise in r * C does not count."""
         return {g.index: max(1, math.ceil(round(width * g.size, 9))) for g in self.groups}
 
-    def prefix(self, width: float) -> ChannelSubmodel:
-        """The submodel of the first ceil(r * C) channels of every group."""
-        if width not in self._prefixes:
+    def prefix(self, width: float, exit: int | None = None) -> ChannelSubmodel:
+        """The submodel of the first ceil(r * C) channels of every group; ``exit`` as in `submodel`."""
+        key = (width, exit)
+        if key not in self._prefixes:
             keep = {i: torch.arange(k) for i, k in self.channels(width).items()}
-            self._prefixes[width] = self.submodel(keep)
-        return self._prefixes[width]
+            self._prefixes[key] = self.submodel(keep, exit)
+        return self._prefixes[key]
+
+    def reached(self, exit: int | None) -> frozenset[str]:
+        """The tensors that what runs up to an exit reads; all of the model's, where it is None."""
+        if exit is None:
+            return frozenset(self.initial)
+        nodes = (node for g in (self._traced.training, self._traced.evaluation) for node in until(g, exit))
+        return frozenset(str(node.target) for node in nodes if node.op == "get_attr")
 
     def network(self, submodel: ChannelSubmodel, scaler: bool = False) -> Network:
         """The network of the submodel's shapes (cached; load values into it before use).
@@ -144,8 +162,8 @@ class Supernet:
         tensors = submodel.gather(self.initial)
         held = {n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()}
         root = module_tree({**self._traced.constants, **held})
-        training = self._rewrite(self._traced.training, submodel.kept, scaler)
-        evaluation = self._rewrite(self._traced.evaluation, submodel.kept)
+        training = self._rewrite(self._traced.training, submodel, scaler)
+        evaluation = self._rewrite(self._traced.evaluation, submodel)
         return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
 
     def scaled(self) -> list[fx.Node]:
@@ -163,25 +181,30 @@ class Supernet:
             and not all(is_norm(user) for user in node.users)
         ]
 
-    def _rewrite(self, graph: fx.Graph, sizes: Mapping[Axis, int], scaler: bool = False) -> fx.Graph:
-        """The graph with every integer that depends on the width computed from the sizes kept."""
-        small = fx.Graph()
+    def _rewrite(self, graph: fx.Graph, submodel: ChannelSubmodel, scaler: bool = False) -> fx.Graph:
+        """The graph up to the exit, with every integer that depends on the width computed from the sizes kept."""
+        small, sizes = fx.Graph(), submodel.kept
         copies: dict[fx.Node, fx.Node] = {}
         scaled = set(self.scaled()) if scaler else set()
-        for node in graph.nodes:
+        for node in until(graph, submodel.exit):
             copy = copies[node] = small.node_copy(node, copies.__getitem__)
             outcome = self.structure.calls.get(node)
             if outcome is not None and outcome.resize is not None:
                 rewrite_arguments(copy, outcome.target, outcome.resize(sizes), copies)
             if node in scaled and (share := _share_kept(outcome.outputs, sizes)) < 1:  # type: ignore
                 copies[node] = small.call_function(torch.ops.aten.div.Tensor, (copy, share))
+        if submodel.exit is not None:
+            logits = [copies[node] for node in logits_of(graph)[: submodel.exit]]
+            end(small, logits, training=graph is self._traced.training)
         small.lint()
         return small
 
     def macs(self, submodel: ChannelSubmodel) -> int:
-        """Multiply-accumulates of one example's forward pass, over convolutions and matrix products."""
+        """Multiply-accumulates of one example's forward pass, over convolutions and matrix products; of all exits,
+        as in training."""
         if submodel.key not in self._macs:
-            calls = (self.structure.calls.get(node) for node in self._traced.evaluation.nodes)
+            nodes = until(self._traced.evaluation, submodel.exit)
+            calls = (self.structure.calls.get(node) for node in nodes)
             counters = [call.macs for call in calls if call is not None and call.macs is not None]
             self._macs[submodel.key] = sum(macs(submodel.kept) for macs in counters)
         return self._macs[submodel.key]
@@ -209,10 +232,13 @@ class ChannelSubmodel:
     """Which coordinates one client holds in one round: the kept channels of every group.
 
     ``keep``: group index -> ``(k,)`` int64, the channels kept, ascending; a group not named is kept whole.
+    ``exit``: the exit up to which the model is held, None where that is all of it. Of a tensor that comes later no
+    entry is held, but counters always are.
     """
 
     supernet: Supernet
     keep: dict[int, Tensor]
+    exit: int | None = None
 
     @cached_property
     def kept(self) -> dict[Axis, int]:
@@ -222,7 +248,7 @@ class ChannelSubmodel:
     @property
     def key(self) -> Hashable:
         """Equal for submodels of the same shapes, which share one network."""
-        return tuple(self.kept.values())
+        return self.exit, *self.kept.values()
 
     @cached_property
     def size(self) -> int:
@@ -253,11 +279,18 @@ class ChannelSubmodel:
         )
 
     @cached_property
+    def _atoms(self) -> dict[Axis, Tensor]:
+        return {g.atom: self.keep[g.index] for g in self.supernet.groups if g.index in self.keep}
+
+    @cached_property
     def _selects(self) -> dict[str, list[Select]]:
-        atoms = {g.atom: self.keep[g.index] for g in self.supernet.groups if g.index in self.keep}
+        return self._among({})
+
+    def _among(self, held: Mapping[Axis, Tensor]) -> dict[str, list[Select]]:
+        axes, reached, atoms = self.supernet.structure.axes, self.supernet.reached(self.exit), self._atoms
         return {
-            name: [_as_select(axis, atoms) for axis in self.supernet.structure.axes[name]]
-            for name in self.supernet.initial
+            n: [_as_select(axis, atoms, held) for axis in axes[n]] if n in reached else _NOTHING[: tensor.dim()]
+            for n, tensor in self.supernet.initial.items()
         }
 
     def gather(self, state: Mapping[str, Tensor]) -> State:
@@ -266,12 +299,15 @@ class ChannelSubmodel:
 
     def select(self, name: str, tensor: Tensor) -> Tensor:
         """The kept entries of one full tensor; a view of it where every axis keeps a run of entries."""
-        for dim, select in enumerate(self._selects[name]):
-            if isinstance(select, slice):
-                tensor = tensor.narrow(dim, select.start, select.stop - select.start)
-            elif select is not None:
-                tensor = tensor.index_select(dim, select)
-        return tensor
+        return take(tensor, self._selects[name])
+
+    def within(self, outer: ChannelSubmodel) -> dict[str, list[Select]]:
+        """Which of a larger submodel's entries this one has, for every axis of every tensor."""
+        return self._among(outer._atoms)
+
+    def entries(self, axis: Axis) -> Tensor:
+        """The entries that an axis of a full tensor keeps, (k,) int64, ascending."""
+        return indices(axis, self._atoms)
 
     def add(self, name: str, into: Tensor, values: Tensor) -> None:
         """Add values in the submodel's shape to the entries of a full tensor that the submodel holds."""
@@ -284,13 +320,27 @@ class ChannelSubmodel:
         into.index_put_(tuple(grid), values, accumulate=True)
 
 
-def _as_select(axis: Axis, keep: Mapping[Axis, Tensor]) -> Select:
-    """What an axis keeps, as a slice where the entries are consecutive."""
+_NOTHING: list[Select] = [slice(0, 0)]  # of a tensor's first axis
+
+
+def take(tensor: Tensor, selects: Sequence[Select]) -> Tensor:
+    """The entries that each axis keeps; a view where all of them keep runs."""
+    for dim, select in enumerate(selects):
+        if isinstance(select, slice):
+            tensor = tensor.narrow(dim, select.start, select.stop - select.start)
+        elif select is not None:
+            tensor = tensor.index_select(dim, select)
+    return tensor
+
+
+def _as_select(axis: Axis, keep: Mapping[Axis, Tensor], held: Mapping[Axis, Tensor]) -> Select:
+    """What an axis keeps of the entries held, as a slice where they are consecutive."""
     if not any(atom in keep for atom in axis.atoms()):
         return None
-    kept = indices(axis, keep)
-    if len(kept) == axis.size and torch.equal(kept, torch.arange(axis.size)):
+    whole, kept = indices(axis, held), indices(axis, keep)
+    if len(kept) == len(whole):
         return None
+    kept = torch.searchsorted(whole, kept)
     start = int(kept[0])
     if torch.equal(kept, torch.arange(start, start + len(kept))):
         return slice(start, start + len(kept))

@@ -71,13 +71,14 @@ def masked_within(supernet: Supernet, unit: Unit, limit: int, training: Training
     return held if held > 0 else None
 
 
-def widest(supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
-    """The largest width whose prefix fits; None if even one channel per group does not."""
+def widest(supernet: Supernet, fits: Callable[[Submodel], bool], exit: int | None = None) -> float | None:
+    """The largest width whose prefix fits, up to an exit where one is named; None if even one channel per group
+    does not."""
     steps = widths(supernet)
     low, high = -1, len(steps) - 1
     while low < high:  # costs grow with the width
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(supernet.prefix(steps[middle])) else (low, middle - 1)
+        low, high = (middle, high) if fits(supernet.prefix(steps[middle], exit)) else (low, middle - 1)
     return steps[low] if low >= 0 else None
 
 
