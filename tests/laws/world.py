@@ -42,6 +42,7 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "heterofl-plain": ("heterofl", {"masked_loss": False, "label_rows": False}),
     "federated_dropout": ("federated_dropout", {}),
     "fedrolex": ("fedrolex", {}),
+    "scalefl-widths": ("scalefl", {"exits": False}),
 }
 assert {name for name, _ in METHOD_FORMS.values()} == set(METHODS), "a method has no form here"
 

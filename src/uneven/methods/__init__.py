@@ -20,6 +20,7 @@ from uneven.methods.fedrolex import FedRolex
 from uneven.methods.full import FullModelMethod
 from uneven.methods.heterofl import HeteroFL
 from uneven.methods.scaffold import Scaffold
+from uneven.methods.scalefl import ScaleFL
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "federated_dropout": FederatedDropout,
     "fedrolex": FedRolex,
+    "scalefl": ScaleFL,
 }
 
 
