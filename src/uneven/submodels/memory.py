@@ -35,7 +35,7 @@ from torch.utils._pytree import tree_leaves
 from uneven.data import Examples, Info
 from uneven.errors import ModelError, UnevenError
 from uneven.models import build
-from uneven.submodels import Submodel, Supernet
+from uneven.submodels import MaskSubmodel, Submodel, Supernet
 from uneven.training.local import make_optimizer, of_logits, train_locally
 from uneven.training.options import TrainingOptions
 
@@ -80,10 +80,14 @@ def predict(submodel: Submodel, example: Tensor, training: TrainingOptions) -> M
         example: one input without a batch axis; only its shape and dtype matter.
         training: the optimizer, clipping and batch size count.
     """
+    mask = 0
+    if isinstance(submodel, MaskSubmodel):  # trains the full model's tensors, with a byte for each masked entry
+        mask = sum(entries.numel() for entries in submodel.masks.values())
+        submodel = submodel.supernet.prefix(1.0)
     network = submodel.network()
     return Memory(
-        training=simulate_training(network, example, training).peak,
-        inference=simulate_inference(network, example, training.batch_size),
+        training=simulate_training(network, example, training).peak + mask,
+        inference=simulate_inference(network, example, training.batch_size) + mask,
     )
 
 
