@@ -9,7 +9,7 @@ from torch import Tensor
 from uneven.data import options as data_options
 from uneven.data.federation import ClientData, Examples, Federation, Info
 from uneven.data.options import DataOptions
-from uneven.data.partitions import natural, share
+from uneven.data.partitions import SMALLEST, natural, share
 from uneven.data.reading import read
 from uneven.data.rows import Rows, Splits
 from uneven.data.text import refuse_options, tokenizer
@@ -30,8 +30,11 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     splits = read(options)
     train, test = _global_split(splits, options, seed)
     train = train.take(_limited(train.examples.y, options.train_limit, "training", seed))
-    test = test[_limited(test.y, options.test_limit, "test", seed)]
-    parts, names = _parts(options, train, count, seed)
+    parts, names, held = _parts(options, train, count, seed)
+    if options.validation is None:
+        test = test[_limited(test.y, options.test_limit, "test", seed)]
+    else:
+        test = train.examples[held]
     cuts = [_cut(part, options.local_test_share, seed, k) for k, part in enumerate(parts)]
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
     if splits.texts is None:
@@ -106,19 +109,55 @@ def _limited(y: Tensor, limit: int | None, kind: str, seed: int) -> Tensor:
     return order[first].sort().values
 
 
-def _parts(options: DataOptions, train: Rows, count: int | None, seed: int) -> tuple[list[Tensor], list[str]]:
-    if not isinstance(options.partition, data_options.Natural):
-        parts = share(options.partition, train.examples.y, CLIENTS if count is None else count, seed)
-        return parts, [str(k) for k in range(len(parts))]
+def _parts(
+    options: DataOptions, train: Rows, count: int | None, seed: int
+) -> tuple[list[Tensor], list[str], Tensor]:
+    """Each client's positions in the training set, and its name; and the positions held out from all of them."""
+    if isinstance(options.partition, data_options.Natural):
+        parts, names = _natural(options.partition, train, count)
+        held = _held_out(parts, options.validation, seed)
+        return [part[~torch.isin(part, held)] for part in parts], names, held
+    y = train.examples.y
+    held = _held_out([(y == label).nonzero().squeeze(1) for label in torch.unique(y)], options.validation, seed)
+    every = torch.arange(len(y))
+    left = every[~torch.isin(every, held)]
+    parts = share(options.partition, y[left], CLIENTS if count is None else count, seed)
+    return [left[part] for part in parts], [str(k) for k in range(len(parts))], held
+
+
+def _natural(plan: data_options.Natural, train: Rows, count: int | None) -> tuple[list[Tensor], list[str]]:
     if train.client is None:
         raise DataError("partition 'natural' needs client ids: give from_tensors(..., client=...)")
-    parts, names = natural(options.partition, train.client)
+    parts, names = natural(plan, train.client)
     if count not in (None, len(parts)):
         raise DataError(
             f"{count} clients are asked for, but the natural ids make {len(parts)}: "
             "leave the number out, or set it so"
         )
     return parts, names
+
+
+def _held_out(groups: list[Tensor], validation: float | None, seed: int) -> Tensor:
+    """Positions drawn for validation, (h,) sorted: that share of each group, up to rounding; two of each are left.
+
+    The first k groups together give their share rounded, so that small groups give an example in turn.
+    """
+    if validation is None:
+        return torch.empty(0, dtype=torch.int64)
+    sizes = torch.tensor([len(group) for group in groups])
+    quotas = (sizes.cumsum(0).double() * validation).round().long().diff(prepend=torch.tensor([0]))
+    quotas = quotas.minimum((sizes - SMALLEST).clamp(min=0))
+    if not quotas.any():
+        raise DataError(
+            f"data.validation = {validation:g} holds out none of {int(sizes.sum())} training examples, since each "
+            f"class or natural client keeps {SMALLEST}: use a larger share or more examples"
+        )
+    draws = generator(seed, "validation")
+    drawn = [
+        group[torch.randperm(len(group), generator=draws)[:quota]]
+        for group, quota in zip(groups, quotas.tolist(), strict=True)
+    ]
+    return torch.cat(drawn).sort().values
 
 
 def _clients(train: Rows, cuts: list[_Cut], names: list[str]) -> tuple[ClientData, ...]:

@@ -145,6 +145,13 @@ class DataOptions(Options):
         ge=1,
         description="Keep this many examples of the global test set, drawn in the same way.",
     )
+    validation: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="To choose options by: score on this share of the training examples, which no client gets; "
+        "the test set is not read. It is drawn evenly over the classes, or over natural clients.",
+    )
     partition: Partition = Field(
         default=Dirichlet(), description="How the clients share the training set.", validate_default=True
     )

@@ -32,7 +32,8 @@ def read(options: DataOptions) -> Splits:
     names = _names(options, parts.train.schema, where)
     train = _table(parts.train, [name for name in (*names[:3], *names.numbers) if name], where)
     tables = [train]
-    if parts.test is not None:
+    unread = options.validation is not None
+    if parts.test is not None and not unread:
         for key, name in (("input", names.x), ("label", names.y)):
             columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
         tables.append(_table(parts.test, [names.x, names.y], where))
@@ -40,7 +41,8 @@ def read(options: DataOptions) -> Splits:
     known = columns.class_names(train.schema, names.y)
     ys, classes = columns.labels([table.column(names.y) for table in tables], names.y, known)
     examples = [Examples(x, y) for x, y in zip(xs, ys, strict=True)]
-    return Splits(_rows(train, names, examples[0]), examples[1] if len(examples) > 1 else None, classes, texts)
+    test = None if parts.test is None else examples[0][:0] if unread else examples[1]
+    return Splits(_rows(train, names, examples[0]), test, classes, texts)
 
 
 def _from_memory(options: DataOptions, source: InMemory) -> Splits:
