@@ -1,50 +1,49 @@
-"""What the methods share that give each client single parameters."""
+"""What the methods share whose clients hold the single parameters of the largest |x|."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
-from uneven.methods.base import ClientCard, Context, Grain, Method, MethodOptions
-from uneven.submodels import State, Submodel
-from uneven.submodels.masks import MaskSubmodel, Scope, choose
-
-
-class MaskOptions(MethodOptions):
-    scope: Scope = "global"
-    """The highest scores of all parameters at once, or the same share of each tensor, or of each block (the
-    embeddings, each layer of an encoder, the head)."""
-    per_output: bool = False
-    """Keep at least one weight of each output, whatever the others score."""
+from uneven.methods.base import ClientCard, Context, Grain, Method
+from uneven.submodels import MaskSubmodel, State, Submodel
 
 
 class MaskMethod(Method):
-    """A method that scores parameters: a client holds the k_n with the highest scores.
+    """A method whose mask follows from the server's state alone, so that all clients of one size share it.
 
-    Norms and biases are never dropped and count in k_n. Equal scores go by the larger |x|, then by position.
+    The least that such a method defines is `choose`. A capacity is evaluated on the mask of the state that is
+    evaluated, which is the one that the next round trains.
     """
-
-    Options = MaskOptions
 
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
+        self._chosen: tuple[State, dict[int, MaskSubmodel]] = (self.state, {})
         for size in sorted({client.size for client in context.clients}):
-            self.choose(self.magnitudes(), size)  # a capacity that is too small is an error now, not in some round
+            self.largest(size)  # a capacity that is too small is an error now, not in some round
 
     @classmethod
     def grain(cls, options: Any) -> Grain:
         return "parameter"
 
-    def choose(self, scores: Mapping[str, Tensor], size: int) -> MaskSubmodel:
-        """The submodel of the ``size`` parameters that score highest; ``scores`` of every maskable one."""
-        scope, per_output = self.options.scope, self.options.per_output
-        return choose(self.supernet, scores, size, self.state, scope=scope, per_output=per_output)
+    def choose(self, size: int) -> MaskSubmodel:
+        """The submodel of ``size`` parameters of the server's present state. Must be defined."""
+        raise TypeError(f"{type(self).__name__} must define choose(size)")
+
+    def largest(self, size: int) -> MaskSubmodel:
+        """What `choose` gives, worked out once for every state and size."""
+        if self._chosen[0] is not self.state:
+            self._chosen = (self.state, {})
+        chosen = self._chosen[1]
+        if size not in chosen:
+            chosen[size] = self.choose(size)
+        return chosen[size]
 
     def magnitudes(self) -> State:
         """|x| of every maskable parameter, as the server has it."""
         return {name: self.state[name].abs() for name in self.supernet.maskable}
 
+    def submodel(self, t: int, client: ClientCard) -> Submodel:
+        return self.largest(client.size)
+
     def evaluation_submodel(self, client: ClientCard, t: int) -> Submodel:
-        return self.choose(self.magnitudes(), client.size)
+        return self.largest(client.size)

@@ -22,6 +22,7 @@ from uneven.submodels.topk import top_k
 from uneven.submodels.trace import State
 
 Scope = Literal["global", "tensor", "block"]
+NOTHING_TO_MASK = "the model has no tensor of two axes or more: there is nothing to mask"
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,19 +157,19 @@ def choose(
         MethodError: k is too small for what must be kept, or a score is NaN.
     """
     if not supernet.maskable:
-        raise MethodError("the model has no tensor of two axes or more: there is nothing to mask")
+        raise MethodError(NOTHING_TO_MASK)
     free = k - (supernet.size - sum(scores[name].numel() for name in supernet.maskable))
     if free < 0:
         raise MethodError(
             f"a capacity of {k:,} of {supernet.size:,} parameters is too small: norms and biases, which are never "
             f"dropped, are {k - free:,}"
         )
-    spread = per_output or scope != "global"  # every tensor keeps something
-    parts = _parts(supernet, scope)
-    sizes = [sum(scores[name].numel() for name in names) for names in parts]
+    spread = per_output or scope != "global"  # each part has to be worth a weight of each of its tensors
+    rivals = parts(supernet, scope)
+    sizes = [sum(scores[name].numel() for name in names) for names in rivals]
     masks: dict[str, Tensor] = {}
-    for names, budget in zip(parts, apportion(sizes, free), strict=True):
-        part = {name: _checked(name, scores[name]) for name in names}
+    for names, budget in zip(rivals, apportion(sizes, free), strict=True):
+        part = {name: checked(name, scores[name]) for name in names}
         if per_output:
             part = {name: _best_first(score, ties[name]) for name, score in part.items()}
         needed = sum(len(score) if per_output else 1 for score in part.values()) if spread else 0
@@ -182,7 +183,12 @@ def choose(
     return masked(supernet, masks)
 
 
-def _checked(name: str, score: Tensor) -> Tensor:
+def checked(name: str, score: Tensor) -> Tensor:
+    """The scores of a parameter, if they have an order.
+
+    Raises:
+        MethodError: one is NaN.
+    """
     if score.isnan().any():
         raise MethodError(
             f"the scores of {name} are not numbers (NaN): training.lr is too high, or the data are bad"
@@ -199,13 +205,13 @@ def _best_first(score: Tensor, ties: Tensor) -> Tensor:
     return finite.scatter(1, first, torch.inf).view(score.shape)
 
 
-def _parts(supernet: Supernet, scope: Scope) -> list[list[str]]:
-    """The maskable tensors that share one budget."""
-    parts: dict[str, list[str]] = {}
+def parts(supernet: Supernet, scope: Scope) -> list[list[str]]:
+    """The maskable tensors, those together that share one budget."""
+    together: dict[str, list[str]] = {}
     for name in supernet.maskable:
         key = {"global": "", "tensor": name, "block": block_of(name)}[scope]
-        parts.setdefault(key, []).append(name)
-    return list(parts.values())
+        together.setdefault(key, []).append(name)
+    return list(together.values())
 
 
 def block_of(name: str) -> str:
