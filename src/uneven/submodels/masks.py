@@ -101,7 +101,7 @@ class MaskedNetwork(Network):
     """The full network under a mask: it takes and gives the values held, and keeps all others at zero."""
 
     def __init__(self, full: Network, submodel: MaskSubmodel) -> None:
-        super().__init__(full.tensors, *full.graphs)
+        super().__init__(full.tensors, *full.graphs, full.constants)
         self.submodel = submodel
         self._outside = {name: ~mask for name, mask in submodel.masks.items()}
 
@@ -176,7 +176,7 @@ def choose(
         if budget < needed:
             raise MethodError(
                 f"a capacity of {k:,} of {supernet.size:,} parameters is too small: it leaves {budget:,} for "
-                f"{', '.join(names)}, which need {needed:,}"
+                f"{', '.join(names)}, where at least {needed:,} must be"
             )
         chosen = top_k(list(part.values()), budget, [ties[name] for name in names])
         masks |= dict(zip(names, chosen, strict=True))

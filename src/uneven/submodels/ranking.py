@@ -10,6 +10,7 @@ from torch import Tensor
 
 from uneven.submodels.axes import channels_along
 from uneven.submodels.channels import ChannelSubmodel, Supernet
+from uneven.submodels.masks import checked
 
 ChannelScope = Literal["group", "global"]
 
@@ -18,8 +19,13 @@ def channel_scores(supernet: Supernet, scores: Mapping[str, Tensor]) -> list[Ten
     """The score of each channel of each group, ``(C,)``: the sum over its entries in all members of the group.
 
     ``scores``: parameter name -> scores of its entries, of its shape; parameters not named count for nothing.
+
+    Raises:
+        MethodError: a score is NaN.
     """
     totals = []
+    for name, score in scores.items():
+        checked(name, score)
     for group in supernet.groups:
         total = torch.zeros(group.size)
         for name, dim in group.members:
@@ -47,7 +53,9 @@ def best_channels_overall(supernet: Supernet, scores: Mapping[str, Tensor], size
     A channel's worth is its score divided by the number of its entries.
     """
     ones = channel_scores(supernet, {name: torch.ones_like(scores[name]) for name in scores})
-    worths = [total / count for total, count in zip(channel_scores(supernet, scores), ones, strict=True)]
+    worths = [
+        total / count.clamp(min=1) for total, count in zip(channel_scores(supernet, scores), ones, strict=True)
+    ]
     order = torch.cat(worths).argsort(descending=True, stable=True)
     owners = torch.cat([torch.full((len(worth),), i) for i, worth in enumerate(worths)])
     starts = [int((owners < i).sum()) for i in range(len(worths))]
