@@ -15,8 +15,10 @@ from uneven.methods.base import (
 from uneven.methods.channelwise import ChannelMethod
 from uneven.methods.fedavg import FedAvg
 from uneven.methods.federated_dropout import FederatedDropout
+from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
+from uneven.methods.fiarse import Fiarse
 from uneven.methods.full import FullModelMethod
 from uneven.methods.heterofl import HeteroFL
 from uneven.methods.scaffold import Scaffold
@@ -30,6 +32,8 @@ METHODS: dict[str, type[Method]] = {
     "federated_dropout": FederatedDropout,
     "fedrolex": FedRolex,
     "scalefl": ScaleFL,
+    "fiarse": Fiarse,
+    "fedlagc": FedLAGC,
 }
 
 
