@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,16 @@ def test_your_model_and_data(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(result["per_capacity"]) == 4
     exec(compile(script, "your-model-and-data.md", "exec"), {})
     assert "[" in capsys.readouterr().out
+
+
+def test_diagnostics(here: Path) -> None:
+    (source,) = blocks("diagnostics.md", "python")
+    names: dict[str, Any] = {}
+    exec(compile(source, "diagnostics.md", "exec"), names)
+    assert len(names["measured"]) == 2
+    for mask, term in names["third_term"].items():
+        each = [line["bound"]["delta2"][mask] * line["bound"]["norm2"] for line in names["measured"]]
+        assert term == pytest.approx(32 * 20 * sum(each) / 2)
 
 
 def test_readme_shows_the_commands_that_make_has() -> None:

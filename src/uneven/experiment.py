@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from uneven import data, models
 from uneven.allocation import deal
 from uneven.data import Federation
+from uneven.diagnostics import Diagnostics
 from uneven.engines import Engine, SerialEngine, inspect
 from uneven.errors import ModelError, QuorumError, SpecError
 from uneven.evaluation import Evaluation, evaluate
@@ -20,7 +21,8 @@ from uneven.fitting import fit
 from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
 from uneven.rng import generator
 from uneven.spec import Spec
-from uneven.submodels import Supernet
+from uneven.submodels import State, Submodel, Supernet
+from uneven.tracking import Line
 
 
 @dataclass
@@ -36,6 +38,9 @@ class Round:
     macs: int
     scoring_macs: int
     seconds: float
+    trained: list[tuple[Assignment, Submodel]] = field(default_factory=list)
+    """What each accepted client trained; kept for diagnostics alone."""
+    diagnostics: Line | None = None
 
 
 def load_model(spec: Spec) -> tuple[Federation, Supernet]:
@@ -70,6 +75,8 @@ class Experiment:
         half = self.method.Client(self.supernet, spec.training, self.method.options, spec.rounds, spec.seed)
         self.engine: Engine = SerialEngine(half, self.federation)
         self.cohort_size(self.method.eligible())
+        measures = spec.diagnostics.every is not None
+        self.diagnostics = Diagnostics(spec.diagnostics, self.method, self.federation) if measures else None
 
     @cached_property
     def cards(self) -> list[ClientCard]:
@@ -112,6 +119,8 @@ class Experiment:
         failed = {failure.client for failure in log.failures}
         self.engine.commit(client for client in log.cohort if client not in failed)
         log.seconds = time.perf_counter() - start
+        if self.diagnostics is not None:
+            log.diagnostics = self.diagnostics.after(t, log.trained)
         return log
 
     def _accepted(self, assignments: Sequence[Assignment], log: Round) -> Iterator[tuple[Assignment, Update]]:
@@ -127,6 +136,8 @@ class Experiment:
                 log.losses.append(checked.loss)
                 log.macs += round(3 * self.method.macs(assignment, checked) * checked.seen)
                 log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
+                if self.diagnostics is not None:
+                    log.trained.append((assignment, assignment.trained(checked)))
                 yield assignment, checked
         self._require_quorum(log)
 
@@ -144,6 +155,16 @@ class Experiment:
     def evaluate(self, t: int) -> Evaluation:
         """Evaluate the state after round t."""
         return evaluate(self.method, self.federation, self.cards, t)
+
+    def saved(self) -> State:
+        """Every tensor that a later round needs, for the checkpoint."""
+        return self.method.saved() | (self.diagnostics.saved() if self.diagnostics is not None else {})
+
+    def restore(self, tensors: State) -> None:
+        """Take up what `saved` returned."""
+        self.method.restore(tensors)
+        if self.diagnostics is not None:
+            self.diagnostics.restore(tensors)
 
     def is_due(self, t: int) -> bool:
         """Whether round t is followed by an evaluation."""

@@ -50,6 +50,8 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
         "scoring_macs": log.scoring_macs,
         "seconds": round(log.seconds, 4),
     }
+    if log.diagnostics is not None:
+        line["diagnostics"] = log.diagnostics
     if evaluation is not None:
         line["evaluation"] = {
             "accuracy": evaluation.full.accuracy,

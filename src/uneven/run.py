@@ -87,8 +87,8 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
         if t > experiment.spec.rounds:
             raise RunError(f"{folder.spec} has rounds = {experiment.spec.rounds}, but round {t} is done")
         if t:
-            _check_fits(experiment.method.saved(), tensors, folder)
-            experiment.method.restore(tensors)
+            _check_fits(experiment.saved(), tensors, folder)
+            experiment.restore(tensors)
             experiment.engine.memories = memories
         return _go_on(experiment, folder, t, folder.keep_rounds(t), watcher or Silent())
 
@@ -131,7 +131,7 @@ def _go_on(
         if folder is not None:
             folder.append_round(lines[-1])
             if t % spec.checkpoint.every == 0 or t == spec.rounds:
-                folder.save_checkpoint(t, experiment.method.saved(), experiment.engine.memories, changed)
+                folder.save_checkpoint(t, experiment.saved(), experiment.engine.memories, changed)
                 changed = set()
         watcher.finished_round(lines[-1])
     if evaluation is None:  # resumed after the last round

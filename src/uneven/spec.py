@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from uneven.aggregation import ServerOptions
 from uneven.allocation import LEVELS, Capacities
 from uneven.data import DataOptions
+from uneven.diagnostics import DiagnosticsOptions
 from uneven.errors import MethodError, ModelError, SpecError, nearest
 from uneven.evaluation import EvaluationOptions
 from uneven.lookup import find, unknown_options
@@ -130,6 +131,7 @@ class Spec(Options):
     training: TrainingOptions = TrainingOptions()
     server: ServerOptions = ServerOptions()
     evaluation: EvaluationOptions = EvaluationOptions()
+    diagnostics: DiagnosticsOptions = DiagnosticsOptions()
     engine: EngineOptions = EngineOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
 
