@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from uneven.methods import ClientCard, Method
 from uneven.submodels import State, Submodel, Supernet
 
 STARVED = 0.01
@@ -51,3 +52,15 @@ class Coverage:
 
     def _flat(self) -> Tensor:
         return torch.cat([count.reshape(-1) for count in self.counts.values()])
+
+
+def coverage(method: Method, clients: Sequence[ClientCard], rounds: int) -> Coverage:
+    """What a method assigns to these clients if all of them train in each of the rounds 1..rounds.
+
+    A method whose submodels depend on what training makes of the model is taken as it is now.
+    """
+    counts = Coverage(method.supernet)
+    for t in range(1, rounds + 1):
+        for client in clients:
+            counts.add(method.submodel(t, client))
+    return counts

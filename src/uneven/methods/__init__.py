@@ -14,15 +14,18 @@ from uneven.methods.base import (
 )
 from uneven.methods.channelwise import ChannelMethod
 from uneven.methods.fedavg import FedAvg
+from uneven.methods.fedbrb import FedBRB
 from uneven.methods.federated_dropout import FederatedDropout
 from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
 from uneven.methods.fiarse import Fiarse
+from uneven.methods.fjord import FjORD
 from uneven.methods.full import FullModelMethod
 from uneven.methods.heterofl import HeteroFL
 from uneven.methods.scaffold import Scaffold
 from uneven.methods.scalefl import ScaleFL
+from uneven.methods.slimmable import Slimmable
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -31,6 +34,9 @@ METHODS: dict[str, type[Method]] = {
     "heterofl": HeteroFL,
     "federated_dropout": FederatedDropout,
     "fedrolex": FedRolex,
+    "fedbrb": FedBRB,
+    "fjord": FjORD,
+    "slimmable": Slimmable,
     "scalefl": ScaleFL,
     "fiarse": Fiarse,
     "fedlagc": FedLAGC,
