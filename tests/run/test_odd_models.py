@@ -68,9 +68,19 @@ def test_every_client_delivers(method: str, fit: str | None) -> None:
 def test_a_frozen_weight_is_not_trained_nor_counted() -> None:
     free, frozen = experiment(), experiment(frozen=True)
     assert frozen.supernet.size == free.supernet.size - 4 * 8
-    before = frozen.method.state["first.weight"].clone()
-    assert frozen.round(1).failures == []
-    assert torch.equal(frozen.method.state["first.weight"], before)
+    before = frozen.supernet.constants["first.weight"].clone()
+    log = frozen.round(1)
+    assert log.failures == []
+    assert torch.equal(frozen.supernet.constants["first.weight"], before)
+    network = frozen.supernet.prefix(1.0).network()
+    assert torch.equal(network.constants["first.weight"], before)
+
+
+def test_a_frozen_weight_does_not_travel() -> None:
+    free, frozen = experiment().round(1), experiment(frozen=True).round(1)
+    less = [a - b for a, b in zip(free.bytes_down, frozen.bytes_down, strict=True)]
+    assert less == [a - b for a, b in zip(free.bytes_up, frozen.bytes_up, strict=True)]
+    assert set(less) == {4 * 4 * 4, 4 * 4 * 8}  # of width 1/2, of width 1
 
 
 @pytest.mark.parametrize("outputs", [2, 12])

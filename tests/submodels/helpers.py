@@ -89,7 +89,7 @@ def misaligned(submodel: ChannelSubmodel, held: Callable[[str, int], Iterable[in
     ask = held or (lambda name, dim: planted(submodel, name, dim))
     kept = {g.atom: set(submodel.keep.get(g.index, torch.arange(g.size)).tolist()) for g in supernet.groups}
     wrong = []
-    for name in supernet.initial:
+    for name in (*supernet.initial, *supernet.constants):
         for dim, axis in enumerate(supernet.structure.axes[name]):
             expected = [
                 entry
@@ -103,7 +103,7 @@ def misaligned(submodel: ChannelSubmodel, held: Callable[[str, int], Iterable[in
 
 def planted(submodel: ChannelSubmodel, name: str, dim: int) -> list[int]:
     """The positions along one axis of a tensor that `gather` copies."""
-    shape = submodel.supernet.initial[name].shape
+    shape = (submodel.supernet.initial | submodel.supernet.constants)[name].shape
     along = torch.arange(shape[dim], dtype=torch.float64).view(-1, *[1] * (len(shape) - dim - 1))
     found = submodel.gather({name: along.expand(shape)})[name].unsqueeze(-1).movedim(dim, 0).flatten(1)
     assert (found == found[:, :1]).all(), f"{name}: positions along axis {dim} got mixed"

@@ -202,10 +202,10 @@ def test_rotary_embeddings_tie_the_halves_of_a_head_and_all_layers() -> None:
     (group,) = (g for g in supernet.groups if g.size == 2)
     submodel = supernet.submodel({group.index: torch.tensor([1])})
     values = submodel.gather(supernet.initial)
-    assert torch.equal(values[table], supernet.initial[table][1:])
+    assert torch.equal(submodel.network().constants[table], supernet.constants[table][1:])
     q = supernet.initial["model.model.layers.1.self_attn.q_proj.weight"]
     assert torch.equal(values["model.model.layers.1.self_attn.q_proj.weight"], q[1::2])  # 1, 3 of each 4
-    assert table not in supernet.parameters
+    assert table not in supernet.initial
 
 
 # ---------------------------------------------------------------- PyTorch's own layers

@@ -174,3 +174,24 @@ def test_inputs_and_outputs_are_kept_with_their_reasons(analysed: Analysed) -> N
         "5.weight axis 0 [10]: the model's output",
         "5.bias axis 0 [10]: the model's output",
     )
+
+
+# ---------------------------------------------------------------- frozen weights
+
+
+def test_a_network_has_the_frozen_weights_of_its_own_channels() -> None:
+    """Submodels of equal shapes share a network, which takes the frozen entries of the last that asked for it."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    model[0].requires_grad_(False)
+    supernet = Supernet(model, torch.zeros(6))
+    assert supernet.parameters == ("2.weight", "2.bias")
+    assert set(supernet.initial) == {"2.weight", "2.bias"}
+    first, second = (supernet.submodel({0: torch.arange(start, start + 4)}) for start in (0, 4))
+    x = torch.randn(3, 6)
+    for submodel, rows in ((first, slice(0, 4)), (second, slice(4, 8)), (first, slice(0, 4))):
+        network = submodel.network().load(submodel.gather(supernet.initial))
+        by_hand = torch.relu(x @ model[0].weight[rows].T + model[0].bias[rows]) @ model[2].weight[:, rows].T
+        torch.testing.assert_close(network(x), by_hand + model[2].bias)
+        assert torch.equal(network.constants["0.weight"], model[0].weight[rows])
+    assert first.network() is second.network()
+    assert first.nbytes == 4 * first.size == 4 * (4 * 5 + 5)

@@ -40,8 +40,9 @@ class Supernet:
         frozen: axes that must stay whole, as ``"tensor:axis"``.
 
     Attributes:
-        initial: the module's own parameters and buffers, and constants along channels that can be dropped, by
-            name; a tied tensor appears once.
+        initial: the module's own parameters and buffers, by name; a tied tensor appears once.
+        constants: what never changes, and so never travels: frozen weights, and tables along channels that can
+            be dropped. Every network has its own entries of them.
         parameters: the names that are trained and counted in d, in the module's order.
         counters: the names of integer buffers.
         groups: the channel groups, in the model's order.
@@ -63,12 +64,13 @@ class Supernet:
         self.example = example
         self._traced, self.structure = _analysed(model, example, dynamic, Policy(attention, rules or {}, frozen))
         carried = {name: self._traced.constants[name].clone() for name in self.structure.carried}
-        self.initial: State = self._traced.parameters | self._traced.buffers | carried
+        self.initial: State = self._traced.parameters | self._traced.buffers
+        self.constants: State = self._traced.frozen | carried
         self.parameters = tuple(self._traced.parameters)
-        buffers = self._traced.buffers | carried
-        self.counters = tuple(n for n, b in buffers.items() if not b.is_floating_point())
+        self.counters = tuple(n for n, b in self._traced.buffers.items() if not b.is_floating_point())
         self.groups: tuple[Group, ...] = self.structure.groups
         self._networks: dict[Hashable, Network] = {}
+        self._last: dict[Hashable, ChannelSubmodel] = {}
         self._prefixes: dict[tuple[float, int | None], ChannelSubmodel] = {}
         self._macs: dict[Hashable, int] = {}
 
@@ -143,7 +145,7 @@ class Supernet:
     def reached(self, exit: int | None) -> frozenset[str]:
         """The tensors that what runs up to an exit reads; all of the model's, where it is None."""
         if exit is None:
-            return frozenset(self.initial)
+            return frozenset(self.structure.axes)
         nodes = (node for g in (self._traced.training, self._traced.evaluation) for node in until(g, exit))
         return frozenset(str(node.target) for node in nodes if node.op == "get_attr")
 
@@ -156,15 +158,19 @@ class Supernet:
         key = (submodel.key, scaler)
         if key not in self._networks:
             self._networks[key] = self._build(submodel, scaler)
+        elif self._last[key] is not submodel:
+            self._networks[key].take(submodel.gather(self.constants))
+        self._last[key] = submodel
         return self._networks[key]
 
     def _build(self, submodel: ChannelSubmodel, scaler: bool) -> Network:
         tensors = submodel.gather(self.initial)
         held = {n: nn.Parameter(t) if n in self._traced.parameters else t.clone() for n, t in tensors.items()}
-        root = module_tree({**self._traced.constants, **held})
+        constants = submodel.gather(self.constants)
+        root = module_tree({**self._traced.constants, **constants, **held})
         training = self._rewrite(self._traced.training, submodel, scaler)
         evaluation = self._rewrite(self._traced.evaluation, submodel)
-        return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation))
+        return Network(held, fx.GraphModule(root, training), fx.GraphModule(root, evaluation), constants)
 
     def scaled(self) -> list[fx.Node]:
         """The calls that HeteroFL's Scaler acts on: those of a weight, on channels that can be dropped, whose
@@ -289,8 +295,8 @@ class ChannelSubmodel:
     def _among(self, held: Mapping[Axis, Tensor]) -> dict[str, list[Select]]:
         axes, reached, atoms = self.supernet.structure.axes, self.supernet.reached(self.exit), self._atoms
         return {
-            n: [_as_select(axis, atoms, held) for axis in axes[n]] if n in reached else _NOTHING[: tensor.dim()]
-            for n, tensor in self.supernet.initial.items()
+            n: [_as_select(axis, atoms, held) for axis in own] if n in reached else _NOTHING[: len(own)]
+            for n, own in axes.items()
         }
 
     def gather(self, state: Mapping[str, Tensor]) -> State:

@@ -58,7 +58,7 @@ class Structure:
     ``axes``: the axes of every parameter, buffer and constant. ``groups``: what can be dropped, in the model's
     order. ``kept``: a line for each axis of a parameter that cannot, with the reason. ``calls``: what the rule
     of each operator said, for both graphs. ``output``: the axes of the model's output. ``carried``: constants
-    that run along a group, and so go with the buffers.
+    that run along a group, so that a small network needs its own entries of them.
     """
 
     axes: dict[str, Axes]
@@ -80,13 +80,12 @@ def analyse(traced: Traced, policy: Policy | None = None) -> Structure:
     policy = policy or Policy()
     if policy.attention not in get_args(Attention):
         raise ModelError(f"attention = {policy.attention!r}: must be 'head_dim' or 'heads'")
-    tensors = traced.parameters | traced.buffers | traced.constants
+    state = traced.parameters | traced.buffers | traced.frozen
+    tensors = state | traced.constants
     axes = {name: [Axis(size) for size in tensor.shape] for name, tensor in tensors.items()}
     for name, axis in _by_hand(policy.frozen, axes):
         freeze(axis, f"{name} is frozen by hand")
-    walks = [
-        _Walk(axes, set(traced.parameters) | set(traced.buffers), {**RULES, **policy.rules}) for _ in range(2)
-    ]
+    walks = [_Walk(axes, set(state), {**RULES, **policy.rules}) for _ in range(2)]
     for walk, graph in zip(walks, (traced.training, traced.evaluation), strict=True):
         walk.run(graph)
     _keep_unused(axes, (traced.training, traced.evaluation))

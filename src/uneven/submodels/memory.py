@@ -300,12 +300,13 @@ def _measure_here(job: Mapping[str, Any]) -> Memory:
     del supernet
     _warm_up(training)
     x = _batch(example, training.batch_size)
-    shapes = {name: (tensor.shape, tensor.dtype) for name, tensor in network.tensors.items()}
-    for tensor in network.tensors.values():
+    held = [*network.tensors.values(), *network.constants.values()]
+    shapes = [(tensor.shape, tensor.dtype) for tensor in held]
+    for tensor in held:
         tensor.data = torch.empty(0, dtype=tensor.dtype)
     start = _settle()
-    for name, (shape, dtype) in shapes.items():
-        network.tensors[name].data = torch.ones(shape, dtype=dtype)
+    for tensor, (shape, dtype) in zip(held, shapes, strict=True):
+        tensor.data = torch.ones(shape, dtype=dtype)
     with torch.no_grad():
         shape = network.eval()(x.clone()).shape
     inference = _peak() - start

@@ -16,13 +16,18 @@ class Network(nn.Module):
     """A small dense network: the training or the evaluation graph over one set of tensors.
 
     ``tensors``: the parameters and buffers by their names in the full model, in the submodel's shapes.
+    ``constants``: what the graphs read besides, alike; see `Supernet`.
     """
 
     def __init__(
-        self, tensors: Mapping[str, Tensor], training: fx.GraphModule, evaluation: fx.GraphModule
+        self,
+        tensors: Mapping[str, Tensor],
+        training: fx.GraphModule,
+        evaluation: fx.GraphModule,
+        constants: Mapping[str, Tensor],
     ) -> None:
         super().__init__()
-        self.tensors = dict(tensors)
+        self.tensors, self.constants = dict(tensors), dict(constants)
         self.graphs = (training, evaluation)
         self._graphs: dict[bool | None, Callable[[Tensor], Tensor]] = {True: training, False: evaluation}
         for name, tensor in self.tensors.items():
@@ -52,6 +57,12 @@ class Network(nn.Module):
         for tensor in self.weights().values():
             tensor.grad = None
         return self
+
+    @torch.no_grad()
+    def take(self, constants: State) -> None:
+        """Copy other entries of the constants into the network."""
+        for name, tensor in self.constants.items():
+            tensor.copy_(constants[name])
 
     @torch.no_grad()
     def values(self) -> State:

@@ -40,14 +40,16 @@ class Traced:
     """A traced model. Names are the module's own; a tied tensor appears once, under its first name.
 
     ``training``, ``evaluation``: graphs over placeholders, ``get_attr`` nodes (targets in ``parameters``,
-    ``buffers`` or ``constants``) and operator calls; the output is one tensor. ``constants``: buffers that are
-    no part of the module's state, under their names, and tensors made in its code, as ``of_training.name``.
+    ``buffers``, ``frozen`` or ``constants``) and operator calls; the output is one tensor. ``frozen``: parameters
+    that are not trained. ``constants``: buffers that are no part of the module's state, under their names, and
+    tensors made in its code, as ``of_training.name``.
     """
 
     training: fx.Graph
     evaluation: fx.Graph
     parameters: State
     buffers: State
+    frozen: State
     constants: State
 
 
@@ -69,10 +71,11 @@ def trace(model: nn.Module, example: Tensor, dynamic: Sequence[int] | None = Non
         training = _export(model.train(), batch, lengths)
         evaluation = _export(model.eval(), batch, lengths)
     state = training.state_dict
-    trained = {n for n, p in model.named_parameters() if p.requires_grad}
-    kept = [n for n, _ in [*model.named_parameters(), *model.named_buffers()] if n in state]
-    parameters = {n: state[n].detach().clone() for n in kept if n in trained}
-    buffers = {n: state[n].detach().clone() for n in kept if n not in trained}
+    weights = [(n, p.requires_grad) for n, p in model.named_parameters() if n in state]
+    parameters, frozen = (
+        {n: state[n].detach().clone() for n, trained in weights if trained is wanted} for wanted in (True, False)
+    )
+    buffers = {n: state[n].detach().clone() for n, _ in model.named_buffers() if n in state}
     modes = {"of_training": training, "of_evaluation": evaluation}
     names = {
         mode: {n: canonical.get(n, f"{mode}.{n}") for n, c in exported.constants.items() if isinstance(c, Tensor)}
@@ -82,7 +85,7 @@ def trace(model: nn.Module, example: Tensor, dynamic: Sequence[int] | None = Non
     graphs = {mode: _plain_graph(exported, canonical | names[mode]) for mode, exported in modes.items()}
     for mode, graph in graphs.items():
         constants |= _fold(graph, constants, mode)
-    return Traced(graphs["of_training"], graphs["of_evaluation"], parameters, buffers, constants)
+    return Traced(graphs["of_training"], graphs["of_evaluation"], parameters, buffers, frozen, constants)
 
 
 def _copy(model: nn.Module) -> nn.Module:
