@@ -7,19 +7,22 @@ classes. Nothing else in the library knows an architecture.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
 from torch import nn
 
 from uneven.data import Info
 from uneven.errors import ModelError
 from uneven.lookup import find, unknown_options
+from uneven.models.encoder import encoder
 from uneven.models.resnet import resnet18, resnet_tiny
 from uneven.models.shufflenet import shufflenet_v2_x0_5
 from uneven.models.simple import cnn, mlp
 from uneven.rng import seeded, subseed
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5)
+    function.__name__: function for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5, encoder)
 }
+READS_TEXT = {"encoder"}
 
 
 def find_model(name: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -47,14 +50,23 @@ def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str
     unknown = unknown_options(function, options, "model", given=1)
     if unknown:
         raise ModelError("\n".join(unknown))
+    if info.vocab_size is not None and name in MODELS and name not in READS_TEXT:
+        raise ModelError(f"model.name = {name!r}: the inputs are texts, which it does not read; 'encoder' does")
     try:
         with seeded(subseed(seed, "model")):
             model = function(info, **options)
     except ModelError:
         raise
+    except ValidationError as error:
+        raise ModelError("\n".join(map(_problem, error.errors()))) from error
     except Exception as error:  # a user's function may raise anything
         what = f"{type(error).__name__}: {error}"
         raise ModelError(f"model.name = {name!r}: fails to build with {dict(options)}: {what}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"model.name = {name!r}: must return a torch.nn.Module, not {type(model).__name__}")
     return model
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    key = ".".join(map(str, error["loc"]))
+    return f"model.{key} = {error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
