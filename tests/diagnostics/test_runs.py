@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 import uneven
 from tests.run.helpers import assert_same_run, lines, one_error, server, sets
 from tests.run.test_result import FULL, HALF, sections
 from uneven import diagnostics
-from uneven.data import Examples
+from uneven.data import Examples, Info
 from uneven.diagnostics import comparison
 from uneven.errors import MethodError, SpecError
 from uneven.experiment import Experiment
@@ -262,6 +263,17 @@ def test_the_command_refuses_batch_norm(tmp_path: Path) -> None:
     assert not (tmp_path / "one").exists()
     ended = server()("run", *sets(batch_norm, {"diagnostics.parts": ["coverage"]}), "--out", "one", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, ""), ended
+
+
+def forgetful(info: Info) -> nn.Module:
+    """A model whose norm keeps no statistics, and takes those of the batch in evaluation too."""
+    norm = nn.BatchNorm1d(4, track_running_stats=False)
+    return nn.Sequential(nn.Linear(5, 4), norm, nn.ReLU(), nn.Linear(4, info.num_classes))
+
+
+def test_a_norm_without_statistics_is_refused_too() -> None:
+    with pytest.raises(MethodError, match=r"diagnostics.every = 1: masks .* the batch norm 1 couples them"):
+        Experiment(parse(of("fedrolex", model={"name": forgetful}, diagnostics={"every": 1})))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from uneven.diagnostics.masks import (
 from uneven.errors import MethodError
 from uneven.methods import Assignment, Context
 from uneven.rng import generator
+from uneven.scores import couples
 from uneven.submodels import State, Submodel, Supernet
 from uneven.tracking import Line
 
@@ -54,9 +55,11 @@ class Comparison:
         self._supernet = context.supernet
         self._full = self._supernet.prefix(1.0, self._supernet.exits or None)
         self.sums = torch.zeros(len(MEASURED), dtype=torch.float64)
-        if self._supernet.running:
+        norm = couples(self._full.network())
+        if norm is not None:
             raise MethodError(
-                "masks are compared by the gradient of each example, and batch norm couples them; use group norm"
+                f"masks are compared by the gradient of each example, and the batch norm {norm} couples them; use "
+                "group norm"
             )
         for size in sorted({client.size for client in context.clients}):
             mask("magnitude", self._supernet, self._supernet.initial, {}, size)
