@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,13 @@ def compare(
     grid: Annotated[
         list[str] | None, typer.Option(metavar="a.b=x,y", help="Run with each of these values.")
     ] = None,
+    tune: Annotated[
+        list[str] | None,
+        typer.Option(metavar="a.b=x,y", help="Of these values, take each method's best on validation data."),
+    ] = None,
+    tune_seed: Annotated[
+        int | None, typer.Option(min=0, help="The seed of --tune. Default: the first from 1000 not in --seeds.")
+    ] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at a time, each with one thread.")] = 1,
     match: Annotated[
         str | None,
@@ -104,28 +112,33 @@ def compare(
     ] = None,
 ) -> None:
     """Compare methods over seeds: means with 95 % intervals, differences in pairs, costs."""
-    from uneven import comparison  # scipy takes a while to import
+    from uneven import comparison, tuning  # scipy takes a while to import
 
     over = [setting(text) for text in sets or []] + ([{"match": match}] if match else [])
     table = {} if spec is None else {"name": spec.stem, **read(spec)}
     name = next((layer["name"] for layer in [*reversed(over), table] if "name" in layer), "demo")
     folder = out or Path("runs") / f"{name}-comparison"
-    runs = comparison.plan(
-        table,
-        over,
-        profile,
-        methods=[name.strip() for name in methods.split(",")],
-        seeds=comparison.parse_seeds(seeds),
-        grid=grid or [],
-        out=folder,
-    )
+    named, numbered = [name.strip() for name in methods.split(",")], comparison.parse_seeds(seeds)
+    rows = comparison.rows(table, over, profile, methods=named, grid=grid or [], out=folder)
     console = _console()
-    with ComparisonView(console, runs) as view:
-        failed = comparison.execute(runs, jobs, view.refresh)
-    rows = comparison.summarise(runs)
-    table = {"match": runs[0].spec.match, "rows": rows}
-    RunFolder(folder).write("comparison.json", json.dumps(table, indent=2) + "\n")
-    for shown in comparison_tables(rows):
+
+    def execute(runs: Sequence[comparison.Run], what: str) -> dict[Path, str]:
+        with ComparisonView(console, runs, what) as view:
+            return comparison.execute(runs, jobs, view.refresh)
+
+    failed: dict[Path, str] = {}
+    if tune:
+        trials = tuning.plan(rows, tune, numbered, tune_seed)
+        failed = execute([run for _, runs in trials for run in runs], "runs to choose values")
+        rows = tuning.chosen(trials)
+    elif tune_seed is not None:
+        raise SpecError(["--tune-seed: has no effect without --tune"])
+    runs = comparison.plan(rows, numbered)
+    failed |= execute(runs, "runs")
+    summary = comparison.summarise(rows, runs)
+    outcome = {"match": rows[0].spec(numbered[0]).match, "rows": summary}
+    RunFolder(folder).write("comparison.json", json.dumps(outcome, indent=2) + "\n")
+    for shown in comparison_tables(summary):
         console.print(shown)
     console.print("* down and up, of all clients of a round; an estimate: the tensors that travel, uncoded")
     console.print(f"result: {folder / 'comparison.json'}", soft_wrap=True)

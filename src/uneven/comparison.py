@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy import stats
 
@@ -28,20 +28,64 @@ Table = Mapping[str, Any]
 POLL_SECONDS = 0.2
 
 
-@dataclass(frozen=True)
-class Run:
-    """One run of a comparison. ``label`` names its method, ``grid`` its values of the grid's keys, as text."""
+class Value(NamedTuple):
+    """A value of one key of the spec; ``text`` names it in tables and folders."""
+
+    key: str
+    text: str
+    value: Any
+
+    @property
+    def layer(self) -> Table:
+        """As tables to lay over a spec."""
+        return nested(self.key, self.value)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What has a row in the comparison's table: a method, and values of some keys; its runs differ in the seed.
+
+    ``label`` names the method, ``base``, ``over`` and ``profile`` are the spec but for the values, and ``out`` is
+    the folder of all rows. ``tuned`` are the values that were chosen for it, ``tuning`` says how.
+    """
 
     label: str
-    grid: tuple[tuple[str, str], ...]
+    grid: tuple[Value, ...]
+    base: Table
+    over: tuple[Table, ...]
+    profile: str | None
+    out: Path
+    tuned: tuple[Value, ...] = ()
+    tuning: Table | None = None
+
+    @property
+    def names(self) -> tuple[tuple[str, str], ...]:
+        """The keys and values that tell it from the other rows of its method."""
+        return tuple((value.key, value.text) for value in (*self.grid, *self.tuned))
+
+    def spec(self, seed: int) -> Spec:
+        """The spec of its run.
+
+        Raises:
+            SpecError: it does not hold.
+        """
+        values = (value.layer for value in (*self.grid, *self.tuned))
+        return parse(self.base, [*self.over, *values, {"seed": seed}], self.profile)
+
+    def run(self, seed: int) -> Run:
+        """Its run with a seed, in a folder that its names give."""
+        name = ",".join(f"{key}={text}" for key, text in self.names).replace("/", "_") or "."
+        return Run(self, seed, self.spec(seed), RunFolder(self.out / self.label / name / f"seed-{seed}"))
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a comparison."""
+
+    row: Row
     seed: int
     spec: Spec
     folder: RunFolder
-
-    @property
-    def row(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """What it has in common with the runs of other seeds."""
-        return self.label, self.grid
 
     def result(self) -> dict[str, Any] | None:
         """The content of its ``result.json``, None while it is not finished."""
@@ -49,42 +93,41 @@ class Run:
         return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
-def plan(
+def rows(
     table: Table,
     over: Sequence[Table],
     profile: str | None,
     *,
     methods: Sequence[str],
-    seeds: Sequence[int],
     grid: Sequence[str],
     out: Path,
-) -> list[Run]:
-    """Every run: methods x grid x seeds. A method is a name, or a table ``[compare.LABEL]`` of the spec's with
+) -> list[Row]:
+    """Every row: methods x grid. A method is a name, or a table ``[compare.LABEL]`` of the spec's with
     the method's options (its ``name`` is the label where it says none).
+
+    Raises:
+        SpecError: a method is not known, a value of the grid cannot be read, or the seed is among them.
+    """
+    base = {key: value for key, value in table.items() if key != "compare"}
+    forms = table.get("compare", {})
+    points = product("--grid", grid)
+    if any("seed" in layer for layer in over):
+        raise SpecError([_NO_SEED])
+    methods = list(dict.fromkeys(methods))
+    return [
+        Row(label, point, base, (*over, {"method": _form(label, forms)}), profile, out)
+        for label in methods
+        for point in points
+    ]
+
+
+def plan(rows: Sequence[Row], seeds: Sequence[int]) -> list[Run]:
+    """Every run: rows x seeds. A row for which tuning could choose nothing has none.
 
     Raises:
         SpecError: a spec among them does not hold.
     """
-    _refuse_seed(over, grid)
-    base = {key: value for key, value in table.items() if key != "compare"}
-    forms = table.get("compare", {})
-    runs = []
-    for label in dict.fromkeys(methods):
-        method = _form(label, forms)
-        for point in itertools.product(*(_grid_axis(text) for text in grid)):
-            layers = [*over, {"method": method}, *(layer for _, _, layer in point)]
-            names = tuple((key, text) for key, text, _ in point)
-            where = out / label / (",".join(f"{key}={text}" for key, text in names).replace("/", "_") or ".")
-            for seed in seeds:
-                spec = parse(base, [*layers, {"seed": seed}], profile)
-                runs.append(Run(label, names, seed, spec, RunFolder(where / f"seed-{seed}")))
-    return runs
-
-
-def _refuse_seed(over: Sequence[Table], grid: Sequence[str]) -> None:
-    keys = [text.partition("=")[0].strip() for text in grid]
-    if "seed" in keys or any("seed" in layer for layer in over):
-        raise SpecError(["seed: has no effect in a comparison, which takes --seeds"])
+    return [row.run(seed) for row in rows if row.tuned or row.tuning is None for seed in seeds]
 
 
 def _form(label: str, forms: Table) -> Table:
@@ -95,15 +138,34 @@ def _form(label: str, forms: Table) -> Table:
     raise SpecError([f"--methods {label!r}: {nearest(label, [*METHODS, *forms])}, or a table [compare.{label}]"])
 
 
-def _grid_axis(text: str) -> list[tuple[str, str, Table]]:
-    """Each value of ``a.b=x,y`` as (key, text, nested tables); a value given twice counts once."""
+_NO_SEED = "seed: has no effect in a comparison, which takes --seeds"
+
+
+def product(option: str, texts: Sequence[str]) -> list[tuple[Value, ...]]:
+    """Every combination of the values that the texts give, such as ``a.b=x,y`` each.
+
+    Raises:
+        SpecError: a text cannot be read, or its key is the seed or that of another; names ``option``.
+    """
+    axes = [_axis(option, text) for text in texts]
+    keys = [axis[0].key for axis in axes]
+    if "seed" in keys:
+        raise SpecError([_NO_SEED])
+    twice = [key for key in keys if keys.count(key) > 1]
+    if twice:
+        raise SpecError([f"{option} {twice[0]}: is given twice, give all its values at once"])
+    return list(itertools.product(*axes))
+
+
+def _axis(option: str, text: str) -> list[Value]:
+    """Each value of ``a.b=x,y``; a value given twice counts once."""
     key, equals, values = (part.strip() for part in text.partition("="))
     if not key or not equals or not values:
-        raise SpecError([f"--grid {text!r}: must be of the form a.b=x,y"])
+        raise SpecError([f"{option} {text!r}: must be of the form a.b=x,y"])
     parsed = setting(f"values=[{values}]")["values"]
     entries = parsed if isinstance(parsed, list) else [value.strip() for value in values.split(",")]
     named = {value if isinstance(value, str) else json.dumps(value): value for value in entries}
-    return [(key, name, nested(key, value)) for name, value in named.items()]
+    return [Value(key, name, value) for name, value in named.items()]
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -207,9 +269,10 @@ def mean_of(values: Sequence[float]) -> Mean:
     return Mean(mean, float(stats.t.ppf(0.975, n - 1)) * s / math.sqrt(n), tuple(values))
 
 
-# What a comparison reports of each result, all of the final round.
+# What a comparison reports of each result: of the final round, and beside it the best of all rounds.
 METRICS: dict[str, Callable[[Any], float]] = {
     "accuracy": lambda result: result["accuracy"],
+    "best_accuracy": lambda result: result["best_accuracy"],
     "smallest": lambda result: result["per_capacity"][-1]["accuracy"],
     "local_mean": lambda result: result["local"]["mean"],
     "local_worst": lambda result: result["local"]["worst"],
@@ -231,25 +294,24 @@ def _client_mean(result: Any, key: str) -> float:
     return total
 
 
-def summarise(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """A row per method and grid point: metrics over the finished seeds, paired differences to the first row.
+def summarise(rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Of each row: how it was tuned, metrics over the finished seeds, the paired difference to the first row.
 
     A difference is taken seed by seed, over the seeds that both rows have.
     """
-    rows: dict[Any, dict[int, Any]] = {}
-    for run in runs:
-        finished = rows.setdefault(run.row, {})
-        if (result := run.result()) is not None:
-            finished[run.seed] = result
-    first = next(iter(rows.values()))
+    finished = [
+        {run.seed: result for run in runs if run.row is row and (result := run.result()) is not None}
+        for row in rows
+    ]
     return [
         {
-            "method": label,
-            "grid": dict(grid),
+            "method": row.label,
+            "grid": {value.key: value.text for value in row.grid},
+            **({} if row.tuning is None else {"tuning": row.tuning}),
             "seeds": list(results),
-            **({} if not results else dict(_statistics(results, first))),
+            **({} if not results else dict(_statistics(results, finished[0]))),
         }
-        for (label, grid), results in rows.items()
+        for row, results in zip(rows, finished, strict=True)
     ]
 
 

@@ -102,13 +102,13 @@ def closing_lines(result: dict[str, Any]) -> list[str]:
 class ComparisonView:
     """How far each run of a comparison is: a live table on a terminal, a line per finished run elsewhere."""
 
-    def __init__(self, console: Console, runs: Sequence[Run]) -> None:
-        self._console, self._runs = console, runs
+    def __init__(self, console: Console, runs: Sequence[Run], what: str) -> None:
+        self._console, self._runs, self._what = console, runs, what
         self._live = Live(self._table(), console=console, auto_refresh=False, transient=True)
         self._told = {run.folder.path for run in runs if run.folder.finished}
 
     def __enter__(self) -> ComparisonView:
-        self._console.print(f"{len(self._runs)} runs, {len(self._told)} of them finished before")
+        self._console.print(f"{len(self._runs)} {self._what}, {len(self._told)} of them finished before")
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -132,12 +132,14 @@ class ComparisonView:
             lines = run.folder.read_lines("rounds.jsonl")
             scores = [line["evaluation"]["accuracy"] for line in lines if "evaluation" in line]
             done = f"{len(lines)}/{run.spec.rounds}"
-            table.add_row(_label(run.label, run.grid), str(run.seed), done, f"{scores[-1]:.3f}" if scores else "-")
+            table.add_row(
+                _label(run.row.label, run.row.names), str(run.seed), done, f"{scores[-1]:.3f}" if scores else "-"
+            )
         return table
 
 
 def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """Means with 95 % intervals and the paired difference to the first method; and what they cost."""
+    """Means with 95 % intervals and the paired difference to the first method; what they cost; what was tuned."""
     means = {
         "full": "accuracy",
         "to first": "difference",
@@ -161,7 +163,27 @@ def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
         scores.add_row(label, str(len(row["seeds"])), *(_interval(row.get(key)) for key in means.values()))
         budget = f"{row['budget']['mean']:.1%}" if "budget" in row else "-"
         prices.add_row(label, *(short(row[key]) for key in costs.values()), budget)
-    return [scores, prices]
+    tuned = [row for row in rows if "tuning" in row]
+    return [scores, prices, *([_tuning_table(tuned)] if tuned else [])]
+
+
+def _tuning_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """The value of each tuned key, and the accuracy that it was chosen for."""
+    seed, keys = rows[0]["tuning"]["seed"], list(rows[0]["tuning"]["trials"][0]["values"])
+    table = _right_aligned(f"chosen on validation data, seed {seed}", [*keys, "accuracy in %"])
+    for row in rows:
+        tuning, label = row["tuning"], _label(row["method"], row["grid"].items())
+        if tuning["chosen"] is None:
+            table.add_row(label, *("none" for _ in keys), "-")
+            continue
+        accuracy = next(t["accuracy"] for t in tuning["trials"] if t["values"] == tuning["chosen"])
+        table.add_row(label, *chosen_values(tuning), f"{100 * accuracy:.1f}")
+    return table
+
+
+def chosen_values(tuning: dict[str, Any]) -> list[str]:
+    """The chosen value of each key, marked where it is the lowest or highest that was tried."""
+    return [text + " (edge)" * (key in tuning["at_edge"]) for key, text in tuning["chosen"].items()]
 
 
 def _right_aligned(title: str, headings: Iterable[str]) -> Table:

@@ -20,10 +20,11 @@ from uneven.submodels.cost import widest, width_for
 from uneven.training import TrainingOptions
 
 TRAINING = TrainingOptions()
+FORKED = "from tests.run.forked import fork_runs\nfork_runs()\n"
 
 
-def compare(folder: Path, *arguments: str) -> dict[str, Any]:
-    ended = server()("compare", *sets(rounds=2), "--out", "c", *arguments, cwd=folder)
+def compare(folder: Path, *arguments: str, before: str = FORKED) -> dict[str, Any]:
+    ended = server()("compare", *sets(rounds=2), "--out", "c", *arguments, cwd=folder, before=before)
     assert (ended.code, ended.err) == (0, ""), ended
     table: dict[str, Any] = json.loads((folder / "c" / "comparison.json").read_text())
     return table
@@ -86,6 +87,7 @@ def test_matched_budgets(tmp_path: Path) -> None:
         (("--set", "seed=3"), ["seed", "--seeds"]),
         (("--grid", "seed=3,4"), ["seed", "--seeds"]),
         (("--grid", "training.lr"), ["--grid 'training.lr'", "a.b=x,y"]),
+        (("--grid", "rounds=1,2", "--grid", "rounds=3"), ["--grid rounds", "twice"]),
         (("--match", "minutes"), ["match = 'minutes'"]),
         (("--grid", "training.lr=0.1,-1"), ["training.lr = -1"]),
     ],
@@ -106,7 +108,7 @@ def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_named_and_the_others_count(tmp_path: Path) -> None:
-    """A learning rate that gives NaN stops its own run alone."""
+    """A learning rate that gives NaN stops its own run alone. Here runs are processes as users have them."""
     arguments = ("--methods", "heterofl", "--seeds", "0", "--grid", "training.lr=0.05,1e30", "--out", "c")
     ended = server()("compare", *sets(), *arguments, cwd=tmp_path)
     one_error(ended, "training.lr=1e+30", "quorum")
@@ -131,7 +133,8 @@ def test_a_run_that_says_much_does_not_hang(tmp_path: Path) -> None:
         "    def adjust(self, t):\n"
         "        print('x' * 300_000, file=sys.stderr)\n"
     )
-    assert compare(tmp_path, "--methods", "loud:Loud", "--seeds", "0")["rows"][0]["seeds"] == [0]
+    table = compare(tmp_path, "--methods", "loud:Loud", "--seeds", "0", before="")
+    assert table["rows"][0]["seeds"] == [0]
 
 
 def test_intervals_by_hand() -> None:

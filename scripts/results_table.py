@@ -1,0 +1,128 @@
+"""Print the tables of ``uneven compare`` for a page: GitHub markdown from the ``comparison.json`` of each folder.
+
+python scripts/results_table.py runs/cifar10-comparison runs/agnews-comparison --baseline heterofl
+
+Accuracies are in %, of the final round, mean over seeds ± half of the 95 % interval (Student's t); the difference
+to the baseline is of pairs with the same seed, at the same values of the grid. Parameters, multiply-accumulates
+of one example and memory of a training step (predicted) are means over the clients that take part; bytes are those
+of all clients of a round, down and up (an estimate: the tensors that travel, uncoded). A tuned value marked edge
+is the lowest or highest that was tried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from uneven.comparison import mean_of
+from uneven.errors import RunError, SpecError, UnevenError, nearest
+from uneven.progress import chosen_values
+
+Row = Mapping[str, Any]
+NOT_RUN = "not run"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds a comparison.json")
+    parser.add_argument("--baseline", metavar="LABEL", help="the method to compare with; default: each first one")
+    given = parser.parse_args()
+    try:
+        print("\n".join(markdown(given.folders, given.baseline)))
+    except UnevenError as error:
+        sys.exit(f"error: {error}")
+
+
+def markdown(folders: Sequence[Path], baseline: str | None = None) -> list[str]:
+    """The lines: a table for each folder, under its name where there are several.
+
+    Raises:
+        RunError: a folder has no comparison.
+        SpecError: a comparison has no such baseline.
+    """
+    lines: list[str] = []
+    for folder in folders:
+        rows = read(folder)
+        against = baseline or rows[0]["method"]
+        if against not in (methods := [row["method"] for row in rows]):
+            raise SpecError([f"--baseline {against!r}: is not in {folder}; {nearest(against, methods)}"])
+        title = [f"### {folder.name}", ""] if len(folders) > 1 else []
+        lines += [*([""] if lines else []), *title, *table(rows, against)]
+    return lines
+
+
+def read(folder: Path) -> list[Row]:
+    path = folder / "comparison.json"
+    try:
+        rows: list[Row] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is not what uneven compare writes: {error}") from error
+    return rows
+
+
+def table(rows: Sequence[Row], baseline: str) -> list[str]:
+    """A heading, the alignment, and a line for each row."""
+    columns: dict[str, Callable[[Row], str]] = {
+        "seeds": lambda row: str(len(row["seeds"])),
+        "full model": lambda row: percent(row["accuracy"]),
+        f"to {baseline}": lambda row: difference(row, baseline, rows),
+        "smallest capacity": lambda row: percent(row["smallest"]),
+        "local mean": lambda row: percent(row["local_mean"]),
+        "local worst": lambda row: percent(row["local_worst"]),
+        "parameters": lambda row: f"{row['parameters']:,.0f}",
+        "MACs, M": lambda row: f"{row['macs'] / 1e6:.3g}",
+        "memory, MB": lambda row: f"{row['memory'] / 1e6:.3g}",
+        "bytes a round, MB": lambda row: f"{row['bytes_per_round'] / 1e6:.3g}",
+    }
+    if any("tuning" in row for row in rows):
+        columns["tuned"] = tuned
+    head = [" | ".join(["method", *columns]), " | ".join(["---", *("---:" for _ in columns)])]
+    body = (
+        " | ".join([label(row), *((show(row) if row["seeds"] else NOT_RUN) for show in columns.values())])
+        for row in rows
+    )
+    return [f"| {line} |" for line in (*head, *body)]
+
+
+def label(row: Row) -> str:
+    return " ".join([row["method"], *(f"{key}={value}" for key, value in row["grid"].items())])
+
+
+def percent(mean: Mapping[str, Any]) -> str:
+    return interval(mean["mean"], mean["half_width_95"])
+
+
+def interval(mean: float, half: float | None, sign: str = "") -> str:
+    return f"{100 * mean:{sign}.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+
+
+def difference(row: Row, baseline: str, rows: Sequence[Row]) -> str:
+    """The accuracy less that of the baseline at the same values of the grid, over the seeds that both have."""
+    other = next((r for r in rows if r["method"] == baseline and r["grid"] == row["grid"]), row)
+    if other is row:
+        return ""
+    ours, theirs = (dict(zip(r["seeds"], accuracies(r), strict=True)) for r in (row, other))
+    both = [seed for seed in ours if seed in theirs]
+    if not both:
+        return NOT_RUN
+    mean = mean_of([ours[seed] - theirs[seed] for seed in both])
+    return interval(mean.mean, mean.half, "+")
+
+
+def accuracies(row: Row) -> Sequence[float]:
+    values: Sequence[float] = row["accuracy"]["values"] if row["seeds"] else ()
+    return values
+
+
+def tuned(row: Row) -> str:
+    """The chosen value, with its key where there are several."""
+    keys, values = list(row["tuning"]["chosen"]), chosen_values(row["tuning"])
+    return values[0] if len(keys) == 1 else ", ".join(f"{k}={v}" for k, v in zip(keys, values, strict=True))
+
+
+if __name__ == "__main__":
+    main()
