@@ -90,8 +90,6 @@ class ScaleFL(Method):
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
         self._levels: dict[tuple[float, float, int | None], Submodel] = {}
-        for client in context.clients:
-            self.level(client)  # an exit that is too deep for a capacity is an error now, not in some round
 
     def resolve(self, context: Context, options: Any) -> Any:
         exits, there = options.exits, context.supernet.exits
@@ -133,12 +131,7 @@ class ScaleFL(Method):
         def fits(part: Submodel) -> bool:
             return cost(part, unit, training) <= limit
 
-        widths = {e: width for e in exits if (width := widest(self.supernet, fits, e)) is not None}
-        if not widths:
-            raise MethodError(
-                f"method.exits = {_shown(self.options.exits)}: one channel per group up to exit {exits[0]} costs "
-                f"more than the {limit:,} {unit} of capacity {client.capacity:g}; give it an earlier exit"
-            )
+        widths = {e: widest(self.supernet, fits, e) or client.width for e in exits}  # at which it always fits
         e = min(widths, key=lambda e: (abs(widths[e] - e / self.supernet.exits), -e))
         return self.supernet.prefix(widths[e], e)
 

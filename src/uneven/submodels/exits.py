@@ -6,6 +6,7 @@ exit runs all that its logits or those of earlier exits need, and what changes t
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -32,10 +33,32 @@ def until(graph: fx.Graph, exit: int | None) -> list[fx.Node]:
         return nodes
     live = set(logits_of(graph)[:exit])
     before = nodes[: max(map(nodes.index, live)) + 1]
+    owners = _owners(before)
+    owned = {owners[node] for node in live}
     for node in reversed(before):
-        if node in live or node.is_impure():
+        changes = _writes(node) and (owners[node] in owned or owners[node].op == "get_attr")
+        if node in live or changes or node.op == "placeholder":
             live.update({node, *node.all_input_nodes})
+            owned.update(owners[read] for read in node.all_input_nodes)
     return [node for node in before if node in live]
+
+
+def _owners(nodes: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The node that made the data of each: of a view, and of a call that changes a tensor, that of the tensor."""
+    owners: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        shares = node.target is operator.getitem or any(a.alias_info is not None for a in _arguments(node))
+        owners[node] = owners[node.all_input_nodes[0]] if shares and node.all_input_nodes else node
+    return owners
+
+
+def _writes(node: fx.Node) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in _arguments(node))
+
+
+def _arguments(node: fx.Node) -> Sequence[torch.Argument]:
+    schema = getattr(node.target, "_schema", None)
+    return schema.arguments if schema is not None else ()
 
 
 def end(graph: fx.Graph, logits: Sequence[fx.Node], training: bool) -> None:
