@@ -15,7 +15,7 @@ from tests.methods.test_widths import MIXED, close, two_linear, world_of
 from uneven.coverage import coverage
 from uneven.errors import MethodError
 from uneven.methods import METHODS, ClientCard, Context
-from uneven.methods.blocks import cut
+from uneven.methods.blocks import Blocks, cut
 from uneven.methods.fedbrb import blocks_of, colours
 from uneven.submodels import State, Supernet
 from uneven.submodels.axes import Axis, concat, fixed, product
@@ -185,19 +185,22 @@ def test_blend_of_two_axes_and_two_capacities_by_hand() -> None:
     close(after["1.bias"].view(4, 2)[0], 0.94 * first[0] + 0.06 * first[1:].mean(0))
 
 
-def test_a_block_without_a_trained_counterpart_stays() -> None:
+def test_blend_of_blocks_that_differ_in_size() -> None:
     """7 channels in 4 blocks, 0 | 1 2 | 3 4 | 5 6. In round 1 width 1/4 trains 0 and 1, and so something of two
-    blocks: 3 and 5, first in theirs, get of the mean of 0 and 1; 4 and 6, second in theirs, of 2. At width
-    1/7 each channel is a block."""
+    blocks: 3 and 5, first in theirs, get of the mean of 0 and 1; 4 and 6, second in theirs, of 2. Where only 0 is
+    trained, 1, 3 and 5 get of it, and no trained block has a second channel for the others."""
     world = world_of("fedbrb", "mlp", [0.25])
     before, after = finished(world, 1)
     b, a = before["3.bias"], after["3.bias"]
     assert torch.equal(a[:3], b[:3])
     close(a[[3, 5]], 0.92 * b[[3, 5]] + 0.08 * (b[0] + b[1]) / 2)
     close(a[[4, 6]], 0.92 * b[[4, 6]] + 0.08 * b[2])
-    one = world_of("fedbrb", "mlp", [1 / 7])
-    before, after = finished(one, 1)
-    close(after["3.bias"][1:], 0.92 * before["3.bias"][1:] + 0.08 * before["3.bias"][0])
+
+    net = supernet("mlp")
+    b = before["3.bias"]
+    a = Blocks(net, 4).blended(before, [net.submodel({1: torch.tensor([0])})], 0.5)["3.bias"]
+    close(a[[1, 3, 5]], 0.5 * b[[1, 3, 5]] + 0.5 * b[0])
+    assert torch.equal(a[[0, 2, 4, 6]], b[[0, 2, 4, 6]])
 
 
 @pytest.mark.parametrize(("t", "blend"), [(1, 0.0), (5, 0.5)])
