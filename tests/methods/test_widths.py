@@ -183,7 +183,7 @@ class TestLadder:
     def test_is_the_widths_of_the_clients_and_more(self) -> None:
         """Of two widths that come to the same channels there is one: of 12 and 7, 0.25 and 0.24 keep 3 and 2."""
         assert world_of("fjord", "mlp", MIXED).method.options.ladder == (0.25, 0.5, 1.0)
-        assert world_of("fjord", "mlp", [1.0, 0.24, 0.25]).method.options.ladder == (0.24, 1.0)
+        assert world_of("fjord", "mlp", [1.0, 0.24, 0.25], ladder=[0.25]).method.options.ladder == (0.24, 1.0)
         assert world_of("slimmable", "mlp", [1.0], ladder=[0.75, 0.1]).method.options.ladder == (0.1, 0.75, 1.0)
 
     @pytest.mark.parametrize("widths", [MIXED, [1.0], [0.24, 0.25, 0.5]])
