@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet_tiny-batch": ("resnet_tiny", {"norm": "batch"}),
     "shufflenet-batch": ("shufflenet_v2_x0_5", {"norm": "batch"}),
     "resnet18-group": ("resnet18", {"norm": "group"}),
+    "resnet_tiny-exits": ("resnet_tiny", {"norm": "batch", "exits": True}),
 }
 
 # Every method in every form; full-model methods under mixed capacities must say what they do.
@@ -42,9 +44,41 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "heterofl-plain": ("heterofl", {"masked_loss": False, "label_rows": False}),
     "federated_dropout": ("federated_dropout", {}),
     "fedrolex": ("fedrolex", {}),
+    "fedbrb": ("fedbrb", {}),
+    "fjord": ("fjord", {}),
+    "slimmable": ("slimmable", {}),
+    "scalefl": ("scalefl", {}),
     "scalefl-widths": ("scalefl", {"exits": False}),
+    "fiarse": ("fiarse", {}),
+    "fiarse-tensor": ("fiarse", {"scope": "tensor", "gradient": "masked"}),
+    "fiarse-outputs": ("fiarse", {"per_output": True}),
+    "fedlagc": ("fedlagc", {}),
+    "fedlagc-norms": ("fedlagc", {"score": "gradient_norm", "keep_edges": False}),
 }
-assert {name for name, _ in METHOD_FORMS.values()} == set(METHODS), "a method has no form here"
+
+
+def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[str]) -> list[tuple[str, str]]:
+    """Every form with every model that shows something of it.
+
+    A mask knows tensors, not how they are joined: the 11 million parameters of ``resnet18`` are slow, and show
+    nothing of it that ``resnet_tiny`` does not. Early exits go with methods that train them, and with no others.
+    """
+    masks, exits = masking(forms), exiting(forms)
+    pairs = ((form, model) for model in models for form in forms if (form in exits) == model.endswith("-exits"))
+    return [(form, model) for form, model in pairs if model != "resnet18-group" or form not in masks]
+
+
+def exiting(forms: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """The forms that train early exits."""
+    made = {form: METHODS[name].Options(**options) for form, (name, options) in forms.items()}
+    return [form for form, options in made.items() if getattr(options, "exits", False) is not False]
+
+
+def masking(forms: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """The forms that hold single parameters."""
+    made = {form: (METHODS[name], METHODS[name].Options(**options)) for form, (name, options) in forms.items()}
+    return [form for form, (method, options) in made.items() if method.grain(options) == "parameter"]
+
 
 TRAINING = TrainingOptions(lr=0.05, batch_size=4, epochs=1)
 
@@ -69,6 +103,16 @@ def federation(clients: int = 4) -> Federation:
     return Federation(rows, examples(9, None), INFO)
 
 
+def _fit(method: type[Method], options: Any, net: Supernet, capacity: float) -> tuple[float, int]:
+    """The width and the size of a capacity. Of single parameters: all that are never dropped, and that share of
+    the others, which every method can do."""
+    if method.grain(options) == "channel":
+        return capacity, net.prefix(capacity).size
+    droppable = net.maskable[1:-1] if getattr(options, "keep_edges", False) else net.maskable
+    others = sum(net.initial[name].numel() for name in droppable)
+    return 1.0, net.size - others + math.ceil(capacity * others)
+
+
 class World:
     """A method on the small federation, driven step by step."""
 
@@ -81,15 +125,17 @@ class World:
         server: ServerOptions | None = None,
         training: TrainingOptions = TRAINING,
         seed: int = 0,
+        rounds: int = 5,
     ) -> None:
         self.federation = federation(len(widths))
+        given = method.Options(**(options or {}))
         self.cards = [
-            ClientCard(c.id, len(c.train), c.label_counts(3), width, width, supernet(model).prefix(width).size)
+            ClientCard(c.id, len(c.train), c.label_counts(3), width, *_fit(method, given, supernet(model), width))
             for c, width in zip(self.federation.clients, widths, strict=True)
         ]
-        context = Context(supernet(model), self.cards, 5, seed, training, server or ServerOptions())
-        self.method = method(context, method.Options(**(options or {})))
-        half = method.Client(context.supernet, training, self.method.options, 5, seed)
+        context = Context(supernet(model), self.cards, rounds, seed, training, server or ServerOptions())
+        self.method = method(context, given)
+        half = method.Client(context.supernet, training, self.method.options, rounds, seed)
         self.engine = SerialEngine(half, self.federation)
 
     def plan(self, t: int = 1) -> list[Assignment]:
@@ -121,14 +167,14 @@ def same_bits(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def held(world: World, assignments: Sequence[Assignment]) -> dict[str, Tensor]:
-    """Where some assignment's submodel holds a coordinate that counts, worked out with index arithmetic."""
+def held(world: World, results: Sequence[tuple[Assignment, Update]]) -> dict[str, Tensor]:
+    """Where some update is of a coordinate that counts, worked out with index arithmetic."""
     masks = {}
     for name, tensor in world.method.state.items():
         mask = torch.zeros(tensor.shape, dtype=torch.bool)
         positions = torch.arange(tensor.numel()).reshape(tensor.shape)
-        for assignment in assignments:
-            own = assignment.submodel.select(name, positions)
+        for assignment, update in results:
+            own = assignment.trained(update).select(name, positions)
             counted = world.method.counted(assignment).get(name, torch.ones(()))
             mask.view(-1)[own[counted.expand(own.shape) > 0].reshape(-1)] = True
         masks[name] = mask

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import uneven
 from tests.laws.world import METHOD_FORMS, World, formed, same_bits
 from tests.run.helpers import tiny_data
+from tests.submodels.helpers import randomised
 from uneven.errors import MethodError, SpecError
 from uneven.methods import METHODS, Assignment, Client, ClientCard, Context
 from uneven.methods.fedlagc import deal
@@ -36,7 +37,7 @@ def layers(*sizes: int) -> Supernet:
     """Linear layers with ReLU between them, with names 0.weight, 2.weight, ..."""
     linear = [nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)]
     between = [module for layer in linear for module in (layer, nn.ReLU())]
-    return Supernet(nn.Sequential(*between[:-1]), torch.zeros(sizes[0]))
+    return Supernet(randomised(nn.Sequential(*between[:-1])), torch.zeros(sizes[0]))
 
 
 def assigned(net: Supernet, state: State, k: int, **options: Any) -> Assignment:
@@ -135,6 +136,20 @@ class TestFiarseGradient:
                 end.payload["model"][name] - x, factor * (straight[name] - x), rtol=1e-4, atol=1e-6
             )
 
+    def test_each_part_is_trained_with_its_own_threshold(self) -> None:
+        """One step of what each tensor holds, against the plain one."""
+        world = World(METHODS["fiarse"], "mlp", [0.5], {"scope": "tensor"}, training=FULL_BATCH)
+        ((assignment, update),) = world.train(world.plan())
+        start, net = assignment.gathered().payload["model"], world.method.supernet
+        plain = Client(net, FULL_BATCH, None, 5, 0)
+        straight, _ = plain.train(assignment.gathered(), world.federation.clients[0].train, {})
+        thetas = {name: start[name].abs().min() for name in net.maskable}
+        assert len(set(map(float, thetas.values()))) == 3
+        for name, theta in thetas.items():
+            x, step = start[name], straight.payload["model"][name] - start[name]
+            factor = 1 + 2 * x.abs() * theta / (x.abs() + theta) ** 2
+            torch.testing.assert_close(update.payload["model"][name] - x, factor * step, rtol=1e-4, atol=1e-6)
+
     def test_masked_is_the_plain_gradient(self) -> None:
         world = World(METHODS["fiarse"], "mlp", [0.5], {"gradient": "masked"})
         own = World(METHODS["fiarse"], "mlp", [0.5])
@@ -231,14 +246,16 @@ class TestLayerBudgets:
             "4.weight": torch.tensor([[0.0, -1.0], [2 / 7, 3 / 7]]),
         }
         part = method.submodel(1, method.context.clients[0])
-        assert part.masks["2.weight"].tolist() == [[False, True], [True, True]]  # type: ignore[attr-defined]
-        assert part.masks["4.weight"].tolist() == [[False, True], [False, False]]  # type: ignore[attr-defined]
-        assert part.masks.keys() == {"2.weight", "4.weight"}  # type: ignore[attr-defined]
+        assert part.masks["2.weight"].tolist() == [[False, True], [True, True]]
+        assert part.masks["4.weight"].tolist() == [[False, True], [False, False]]
+        assert part.masks.keys() == {"2.weight", "4.weight"}
 
     def test_edges_have_a_budget_where_they_are_not_kept(self) -> None:
-        method = _lagc(layers(1, 2, 2, 2, 1), {"keep_edges": False}, [8])
+        """All sizes alike: 9 of 12 weights are three of every four."""
+        method = _lagc(layers(1, 4, 1, 4), {"keep_edges": False}, [9])
+        method.state = {name: torch.ones_like(x) for name, x in method.state.items()}
         part = method.submodel(1, method.context.clients[0])
-        assert part.masks.keys() & {"0.weight", "6.weight"}  # type: ignore[attr-defined]
+        assert [mask.flatten().tolist() for mask in part.masks.values()] == [[True] * 3 + [False]] * 3
 
     @settings(max_examples=60)
     @given(
@@ -366,9 +383,15 @@ class TestRefusals:
             ),
             ("fiarse", (12, 1), (2, 3, 2), {"scope": "tensor"}, "capacity of 1 of 12 parameters is too small"),
             ("fedlagc", (11,), (2, 3, 3, 2), {}, "first and the last layer, .* are 12, .*keep_edges = false"),
-            ("fedlagc", (12,), (2, 3, 3, 2), {}, "and 1 layers need one weight each"),
+            ("fedlagc", (12,), (2, 3, 3, 2), {}, "and every other layer needs a weight"),
             ("fedlagc", (11,), (2, 3, 2), {}, "first and the last layer, .* are 12"),
-            ("fedlagc", (2,), (2, 3, 3, 2), {"keep_edges": False}, "norms and biases, .* are 0, and 3 layers"),
+            (
+                "fedlagc",
+                (2,),
+                (2, 3, 3, 2),
+                {"keep_edges": False},
+                "too small: norms and biases, .* are 0, and every",
+            ),
         ],
     )
     def test_too_small_a_capacity(

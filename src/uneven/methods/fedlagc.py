@@ -96,13 +96,13 @@ class FedLAGC(MaskMethod):
     def _require(self, size: int, fixed: int) -> None:
         if not self.supernet.maskable:
             raise MethodError(NOTHING_TO_MASK)
-        layers = len(self.layers)
-        if size < self.supernet.size and size < fixed + max(1, layers):
+        least = fixed + max(1, len(self.layers))
+        if size < min(least, self.supernet.size):
             edges = "the first and the last layer, " if self.options.keep_edges else ""
             hint = "; method.keep_edges = false drops from those too" if self.options.keep_edges else ""
             raise MethodError(
-                f"a capacity of {size:,} of {self.supernet.size:,} parameters is too small: {edges}norms and biases, "
-                f"which are never dropped, are {fixed:,}, and {layers} layers need one weight each{hint}"
+                f"a capacity of {size:,} of {self.supernet.size:,} parameters is too small: {edges}norms and "
+                f"biases, which are never dropped, are {fixed:,}, and every other layer needs a weight{hint}"
             )
 
     def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
