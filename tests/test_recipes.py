@@ -16,4 +16,4 @@ def test_recipe(path: Path, profile: str | None, tmp_path: Path) -> None:
     load(path, profile=profile)
     labels = [*read(path).get("compare", {}), "heterofl", "fedrolex"]
     found = rows(read(path), [], profile, methods=labels, grid=[], out=tmp_path)
-    assert [run.label for run in plan(found, [0])] == labels
+    assert [run.row.label for run in plan(found, [0])] == labels
