@@ -16,6 +16,7 @@ from tests.run.test_result import FULL, HALF, sections
 from uneven import diagnostics
 from uneven.data import Examples, Info
 from uneven.diagnostics import comparison
+from uneven.diagnostics.masks import masking_errors
 from uneven.errors import MethodError, SpecError
 from uneven.experiment import Experiment
 from uneven.spec import parse
@@ -215,16 +216,22 @@ def test_a_limit_on_examples() -> None:
         assert row["fisher"]["epsilon"]["weighted"] == pytest.approx(least, rel=1e-3)
 
 
-def test_random_masks_differ_by_client_and_round() -> None:
-    experiment = Experiment(
-        parse(of("fedrolex", rounds=2, clients={"count": 4, "capacities": 0.5}, diagnostics={"every": 1}))
-    )
-    seen = set()
-    for t in (1, 2):
-        line = experiment.round(t).diagnostics
-        assert line is not None
-        seen |= {row["masking"]["error"]["random"] for row in line["clients"]}
-    assert len(seen) == 8
+def test_random_masks_differ_by_client_and_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four clients of one size in two rounds; another run draws the same."""
+    seen: list[tuple[bool, ...]] = []
+
+    def noted(network: Any, x: Any, data: Any, masks: dict[str, dict[str, torch.Tensor]]) -> Any:
+        seen.append(tuple(masks["random"]["1.weight"].flatten().tolist()))
+        return masking_errors(network, x, data, masks)
+
+    monkeypatch.setattr(comparison, "masking_errors", noted)
+    for _ in range(2):
+        clients = {"count": 4, "capacities": 0.5}
+        experiment = Experiment(parse(of("fedrolex", clients=clients, diagnostics={"every": 1})))
+        for t in (1, 2):
+            experiment.round(t)
+    assert len(set(seen[:8])) == 8
+    assert seen[8:] == seen[:8]
 
 
 def test_scores_that_are_no_numbers_end_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
