@@ -27,14 +27,14 @@ def channel_scores(supernet: Supernet, scores: Mapping[str, Tensor]) -> list[Ten
     for name, score in scores.items():
         checked(name, score)
     for group in supernet.groups:
-        total = torch.zeros(group.size)
+        total = torch.zeros(group.size, dtype=torch.float64)
         for name, dim in group.members:
             if name in scores:
                 along = (
                     scores[name].transpose(0, dim).flatten(1).sum(1) if scores[name].dim() > 1 else scores[name]
                 )
                 channel = channels_along(supernet.structure.axes[name][dim], group.atom)
-                total.index_add_(0, channel[channel >= 0], along[channel >= 0])
+                total.index_add_(0, channel[channel >= 0], along[channel >= 0].double())
         totals.append(total)
     return totals
 
