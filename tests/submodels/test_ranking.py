@@ -19,8 +19,8 @@ from uneven.submodels.ranking import best_channels, best_channels_overall, chann
 
 @cache
 def two_layers() -> Supernet:
-    """Linear(2, 3), ReLU, Linear(3, 2), ReLU, Linear(2, 1): a group of 3 channels and one of 2."""
-    layers = (nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    """Linear(2, 3), ReLU, Linear(3, 2), ReLU, Linear(2, 3): a group of 3 channels and one of 2."""
+    layers = (nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 3))
     return Supernet(randomised(nn.Sequential(*layers)), torch.zeros(2))
 
 
@@ -34,7 +34,7 @@ HAND = {
     "0_weight": [[1.0, 2.0], [0.0, 0.0], [0.0, 4.0]],
     "0_bias": [0.5, 0.0, 0.0],
     "2_weight": [[0.0, 1.0, 0.0], [0.0, 8.0, 0.25]],
-    "4_weight": [[3.0, 1.0]],
+    "4_weight": [[3.0, 0.0], [0.0, 0.5], [0.0, 0.5]],
 }
 
 
@@ -62,32 +62,39 @@ def test_best_channels_keeps_the_same_share_of_every_group() -> None:
 
 def test_equal_scores_go_by_the_lower_channel() -> None:
     assert [best_channels(two_layers(), scores(), 0.5).keep[i].tolist() for i in (0, 1)] == [[0, 1], [0]]
-    assert best_channels_overall(two_layers(), scores(), 11).keep[0].tolist() == [0, 1]
+    assert best_channels_overall(two_layers(), scores(), 15).keep[0].tolist() == [0, 1]
 
 
 def test_overall_goes_by_worth_for_a_parameter() -> None:
-    """A channel of the first group is in 2 + 1 + 2 entries, one of the second in 3 + 1 + 1: worths .7, 1.8, .85;
-    .8, 1.85. In order: second 1, first 1, first 2, second 0, first 0.
+    """A channel of the first group is in 2 + 1 + 2 entries, one of the second in 3 + 1 + 3: worths .7, 1.8, .85
+    and .57, 1.32. In order: first 1, second 1, first 2, first 0, second 0.
 
-    Sizes of (first, second) channels kept, 3a + (a + 1) b + b + 1: (1, 1) 7, (2, 1) 11, (2, 2) 15, (3, 2) 20.
+    Sizes of (first, second) channels kept, 3a + (a + 1) b + 3b + 3: (1, 1) 11, (2, 1) 15, (3, 1) 19, (3, 2) 26.
     """
     kept = {
         size: [best_channels_overall(two_layers(), scores(**HAND), size).keep[i].tolist() for i in (0, 1)]
-        for size in (7, 10, 11, 14, 15, 19, 20)
+        for size in (11, 14, 15, 18, 19, 25, 26)
     }
-    assert kept[7] == kept[10] == [[1], [1]]
-    assert kept[11] == kept[14] == [[1, 2], [1]]
-    assert kept[15] == kept[19] == [[1, 2], [0, 1]]
-    assert kept[20] == [[0, 1, 2], [0, 1]]
+    assert kept[11] == kept[14] == [[1], [1]]
+    assert kept[15] == kept[18] == [[1, 2], [1]]
+    assert kept[19] == kept[25] == [[0, 1, 2], [1]]
+    assert kept[26] == [[0, 1, 2], [0, 1]]
+
+
+def test_every_group_has_its_best_channel() -> None:
+    """The second group is worth less than all of the first, of which there is room for two at 15."""
+    own = {"0_weight": [[1.0, 2.0], [5.0, 0.0], [0.0, 4.0]], "4_weight": [[0.25, 0.5]] * 3}
+    part = best_channels_overall(two_layers(), scores(**own), 15)
+    assert [part.keep[i].tolist() for i in (0, 1)] == [[1, 2], [1]]
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 10**6), size=st.integers(7, 20))
+@given(seed=st.integers(0, 10**6), size=st.integers(11, 26))
 def test_overall_fits_its_budget_and_no_next_channel_would(seed: int, size: int) -> None:
     net, draws = two_layers(), torch.Generator().manual_seed(seed)
     given_scores = {name: torch.rand(net.initial[name].shape, generator=draws) for name in net.parameters}
     part = best_channels_overall(net, given_scores, size)
-    worth = [total / 5 for total in channel_scores(net, given_scores)]
+    worth = [total / n for total, n in zip(channel_scores(net, given_scores), (5, 7), strict=True)]
     assert part.size <= size
     left = [(float(worth[i][c]), i, c) for i, c in _channels(net) if c not in part.keep[i].tolist()]
     kept = [(float(worth[i][c]), i, c) for i, c in _channels(net) if c in part.keep[i].tolist()]
@@ -125,7 +132,7 @@ def test_a_score_that_is_not_a_number_is_an_error() -> None:
     bad = scores(**HAND) | {"2.weight": torch.full((2, 3), torch.nan)}
     for choose in (
         lambda: best_channels(two_layers(), bad, 0.5),
-        lambda: best_channels_overall(two_layers(), bad, 9),
+        lambda: best_channels_overall(two_layers(), bad, 15),
     ):
         with pytest.raises(MethodError, match=r"scores of 2\.weight are not numbers"):
             choose()
@@ -133,8 +140,8 @@ def test_a_score_that_is_not_a_number_is_an_error() -> None:
 
 def test_a_group_of_which_nothing_is_scored_is_worth_nothing() -> None:
     """Only the last layer's score is known; the first group has no entry in it, and keeps one channel."""
-    known = {"4.weight": torch.tensor([[1.0, 2.0]])}
-    part = best_channels_overall(two_layers(), known, 10)
+    known = {"4.weight": torch.tensor([[1.0, 2.0]] * 3)}
+    part = best_channels_overall(two_layers(), known, 16)
     assert [part.keep[i].tolist() for i in (0, 1)] == [[0], [0, 1]]
 
 
@@ -142,4 +149,4 @@ def test_a_group_of_which_nothing_is_scored_is_worth_nothing() -> None:
 def test_sizes_by_hand(a: int, b: int) -> None:
     """The formula that the tests above use."""
     keep = {0: torch.arange(a), 1: torch.arange(b)}
-    assert two_layers().submodel(keep).size == 3 * a + (a + 1) * b + b + 1
+    assert two_layers().submodel(keep).size == 3 * a + (a + 1) * b + 3 * b + 3

@@ -56,9 +56,10 @@ def test_infinite_scores_have_a_place() -> None:
 
 
 def test_axes_in_another_order_count_in_their_own() -> None:
-    """A transposed view: positions are those of its entries as it is read, not as it is stored."""
-    scores, ties = torch.zeros(3, 2).T, torch.zeros(2, 3)
-    assert top_k([scores], 3, [ties])[0].tolist() == [[True] * 3, [False] * 3]
+    """Transposed views: entries stand where they are read, not where they are stored."""
+    view = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]).T
+    assert top_k([view], 2, [torch.zeros(2, 3)])[0].tolist() == [[False, False, True]] * 2
+    assert top_k([torch.zeros(2, 3)], 2, [view])[0].tolist() == [[False, False, True]] * 2
 
 
 @pytest.mark.parametrize("k", [-1, 4])
