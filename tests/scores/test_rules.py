@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.scores.models import examples, loaded, supernet
 from uneven.errors import MethodError
-from uneven.scores import NEEDS_GRADIENTS, SCORES, Gradients, score
+from uneven.scores import NEEDS_GRADIENTS, SCORES, Gradients, gradients, score
+from uneven.submodels.ranking import best_channels
 
 X = {"a": torch.tensor([[-2.0, 0.5]]), "b": torch.tensor([0.0])}
 FOUND = Gradients(
@@ -65,6 +67,16 @@ def test_squares_of_small_numbers_keep_their_order() -> None:
     low, high = score("weighted", {"a": torch.full((1, 2), 1e-6)}, small)["a"][0].tolist()
     assert high == pytest.approx(4 * low, rel=1e-5)
     assert low > 0
+
+
+@pytest.mark.parametrize("rule", SCORES)
+def test_every_score_chooses_channels(rule: str) -> None:
+    """Of 5 inner units: what is summed are a unit's row, bias and column, single precision or double."""
+    net, data = supernet("rows"), examples("rows")
+    weights = {name: net.initial[name] for name in net.parameters}
+    scores = score(rule, weights, gradients(loaded("rows"), data), torch.Generator().manual_seed(0))
+    rows = scores["0.weight"].sum(1) + scores["0.bias"] + scores["2.weight"].sum(0)
+    assert best_channels(net, scores, 0.4).keep[0].tolist() == sorted(rows.topk(2).indices.tolist())
 
 
 NAN = torch.tensor([[float("nan"), 1.0]])
