@@ -256,7 +256,8 @@ def test_8_order_does_not_matter(form: str, model: str) -> None:
 
 @every_form_on_small_models
 def test_9_seeded(form: str, model: str) -> None:
-    """The same seed gives the same bits; another seed gives others; the order of work changes no update."""
+    """The same seed gives the same bits; another seed gives others. Neither the order of work changes an update,
+    nor that a new method takes up what one before it saved."""
     runs = [formed(form, model, MIXED, seed=seed) for seed in (3, 3, 4)]
     for world in runs:
         world.round(1)
@@ -264,8 +265,12 @@ def test_9_seeded(form: str, model: str) -> None:
     assert same_bits(runs[0].method.saved(), runs[1].method.saved())
     assert not same_bits(runs[0].method.saved(), runs[2].method.saved())
 
+    resumed = formed(form, model, MIXED, seed=3)
+    assert resumed.method.saved().keys() == runs[1].method.saved().keys()
+    resumed.method.restore(runs[1].method.saved())
+    resumed.engine.memories = runs[1].engine.memories
     forward = {a.client: update for a, update in runs[0].train(runs[0].plan(3))}
-    backward = {a.client: update for a, update in runs[1].train(runs[1].plan(3)[::-1])}
+    backward = {a.client: update for a, update in resumed.train(resumed.plan(3)[::-1])}
     assert forward.keys() == backward.keys()
     for client, update in forward.items():
         for kind, values in update.payload.items():

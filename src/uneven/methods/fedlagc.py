@@ -61,7 +61,7 @@ class FedLAGC(MaskMethod):
     where it went, and is taken from a gradient that is taken from x. Rounds count from 1. A layer is a tensor that
     can be masked, the first and the last are so in the model's order. Budgets are rounded by largest remainder;
     layers that all score 0 get equal shares. For ``gradient_norm`` the server has no gradient: it takes how far
-    the last round moved the layer's weights, ||x_t - x_(t-1)||, and mean |x| before the first.
+    the last round moved the layer's weights, ||x_t - x_(t-1)||, and mean |x| while none has moved.
     """
 
     class Options(MethodOptions):
@@ -77,6 +77,8 @@ class FedLAGC(MaskMethod):
     def __init__(self, context: Context, options: Any) -> None:
         self.moved: State = {}  # how far the last round moved each layer
         super().__init__(context, options)
+        if self.options.score == "gradient_norm":
+            self.moved = {name: torch.zeros(()) for name in self.layers}
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ class FedLAGC(MaskMethod):
 
     def choose(self, size: int) -> MaskSubmodel:
         sizes = {name: checked(name, self.state[name].abs()) for name in self.layers}
-        scores = self.moved or {name: x.mean() for name, x in sizes.items()}
+        scores = self.moved if any(self.moved.values()) else {name: x.mean() for name, x in sizes.items()}
         room = {name: x.numel() for name, x in sizes.items()}
         worth = {name: float(scores[name].log1p()) * room[name] for name in room}
         fixed = self.supernet.size - sum(room.values())  # d~
@@ -108,15 +110,14 @@ class FedLAGC(MaskMethod):
     def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
         before = self.state
         super().merge(t, results)
-        if self.options.score == "gradient_norm":
-            self.moved = {name: (self.state[name] - before[name]).norm() for name in self.layers}
+        self.moved = {name: (self.state[name] - before[name]).norm() for name in self.moved}
 
     def saved(self) -> State:
         return super().saved() | {f"moved/{name}": norm for name, norm in self.moved.items()}
 
     def restore(self, tensors: State) -> None:
         super().restore(tensors)
-        self.moved = {name: tensors[f"moved/{name}"] for name in self.layers if f"moved/{name}" in tensors}
+        self.moved = {name: tensors[f"moved/{name}"] for name in self.moved}
 
 
 def deal(worth: Mapping[str, float], room: Mapping[str, int], total: int) -> dict[str, int]:
