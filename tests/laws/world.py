@@ -54,18 +54,34 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fiarse-outputs": ("fiarse", {"per_output": True}),
     "fedlagc": ("fedlagc", {}),
     "fedlagc-norms": ("fedlagc", {"score": "gradient_norm", "keep_edges": False}),
+    "fedfibos": ("fedfibos", {}),
+    "fedfibos-weighted": ("fedfibos", {"rule": "weighted", "scope": "block"}),
+    "fedfibos-random": ("fedfibos", {"rule": "random"}),
+    "fedfibos-channel": ("fedfibos", {"grain": "channel"}),
+    "fedfibos-overall": ("fedfibos", {"grain": "channel", "scope": "global"}),
+    "fedfibos-server": ("fedfibos", {"scores": "server"}),
+    "fedhello": ("fedhello", {}),
 }
+
+# They take the gradient of each example, which batch norm does not let it have: they refuse such models.
+ONE_BY_ONE = ("fedfibos", "fedfibos-weighted", "fedfibos-channel", "fedfibos-overall", "fedhello")
 
 
 def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[str]) -> list[tuple[str, str]]:
     """Every form with every model that shows something of it.
 
     A mask knows tensors, not how they are joined: the 11 million parameters of ``resnet18`` are slow, and show
-    nothing of it that ``resnet_tiny`` does not. Early exits go with methods that train them, and with no others.
+    nothing of it, or of scores, that ``resnet_tiny`` does not. Early exits go with methods that train them, and with no others;
+    batch norm does not with those of `ONE_BY_ONE`.
     """
     masks, exits = masking(forms), exiting(forms)
     pairs = ((form, model) for model in models for form in forms if (form in exits) == model.endswith("-exits"))
-    return [(form, model) for form, model in pairs if model != "resnet18-group" or form not in masks]
+    return [
+        (form, model)
+        for form, model in pairs
+        if not (model == "resnet18-group" and form in (*masks, *ONE_BY_ONE))
+        and not (model.endswith("-batch") and form in ONE_BY_ONE)
+    ]
 
 
 def exiting(forms: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[str]:

@@ -265,7 +265,7 @@ def test_local_accuracy_is_of_the_clients_own_mask() -> None:
         ({"explore": 0.2}, "mlp", "method.explore = 0.2: has no effect"),
         ({"scores": "server", "rule": "taylor"}, "mlp", "use grain 'parameter'"),
         ({"scores": "server", "grain": "channel"}, "mlp", "use grain 'parameter'"),
-        ({}, "cnn-batch", "batch norm couples examples"),
+        ({}, "cnn-batch", "couples the examples of a batch"),
     ],
 )
 def test_bad_options(given_options: dict[str, Any], model: str, message: str) -> None:

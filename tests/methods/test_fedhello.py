@@ -112,7 +112,7 @@ def test_full_capacity_is_fedavg() -> None:
 
 
 def test_batch_norm_is_refused() -> None:
-    with pytest.raises(MethodError, match="couples examples"):
+    with pytest.raises(MethodError, match="couples the examples"):
         World(FedHeLLo, "cnn-batch", [1.0] * 3)
 
 

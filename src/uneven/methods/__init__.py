@@ -4,6 +4,7 @@ from uneven.errors import MethodError
 from uneven.lookup import find
 from uneven.methods.base import (
     Assignment,
+    Choice,
     Client,
     ClientCard,
     Context,
@@ -16,6 +17,8 @@ from uneven.methods.channelwise import ChannelMethod
 from uneven.methods.fedavg import FedAvg
 from uneven.methods.fedbrb import FedBRB
 from uneven.methods.federated_dropout import FederatedDropout
+from uneven.methods.fedfibos import FedFIbOS
+from uneven.methods.fedhello import FedHeLLo
 from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
@@ -40,6 +43,8 @@ METHODS: dict[str, type[Method]] = {
     "scalefl": ScaleFL,
     "fiarse": Fiarse,
     "fedlagc": FedLAGC,
+    "fedfibos": FedFIbOS,
+    "fedhello": FedHeLLo,
 }
 
 
@@ -57,6 +62,7 @@ __all__ = [
     "METHODS",
     "Assignment",
     "ChannelMethod",
+    "Choice",
     "Client",
     "ClientCard",
     "Context",

@@ -228,6 +228,8 @@ class Method:
     Client: ClassVar[type[Client]] = Client
     NEUTRAL: ClassVar[Mapping[str, Any]] = {}
     """The options under which, at capacity 1, the method is FedAvg (law 1)."""
+    EXEMPT: ClassVar[Mapping[int, str]] = {}
+    """The laws of `tests/laws` that do not apply, by number, each with the reason and what is tested instead."""
     EXITS: ClassVar[bool] = False
     """Whether the method trains the early exits of a model that has them; where not, such a model is refused."""
 

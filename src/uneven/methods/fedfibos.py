@@ -15,9 +15,10 @@ from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Choice, Client, ClientCard, Context, Grain, Method, Update
 from uneven.methods.importance import ImportanceOptions, explored, pick
 from uneven.rng import generator
-from uneven.scores import NEEDS_GRADIENTS, Gradients, batch_squares, gradients, score
+from uneven.scores import NEEDS_GRADIENTS, Gradients, batch_squares, coupled, couples, gradients, score
 from uneven.submodels import Network, State, Submodel
 
+EXAMPLES = 512
 SCORE = {"raw": "fisher"}  # a rule by its name among the scores, where that differs
 
 
@@ -42,7 +43,7 @@ class FedFIbOSOptions(ImportanceOptions):
 
 def client_scores(network: Network, data: Examples, options: FedFIbOSOptions) -> tuple[State, int]:
     """The score of every parameter of a full network, and the examples that it took."""
-    found = gradients(network.eval(), data, limit=options.examples)
+    found = gradients(network.eval(), data, limit=options.examples or EXAMPLES)
     weights = {name: weight.detach() for name, weight in network.weights().items()}
     return score(options.score, weights, found), found.examples
 
@@ -120,13 +121,12 @@ class FedFIbOS(Method):
                 "method.scores = 'server': knows mean squares of parameters; use grain 'parameter' and rule "
                 "'raw', 'weighted' or 'obd'"
             )
-        if at_client and context.supernet.running:
-            problems.append(
-                "model: its batch norm couples examples, which then have no gradient of their own; use group norm"
-            )
+        norm = couples(context.supernet.prefix(1.0).network()) if at_client else None
+        if norm is not None:
+            problems.append(f"model: {coupled(norm)}")
         if problems:
             raise MethodError("\n".join(problems))
-        defaults = {"scores": "client", "examples": 512} if needs else {}
+        defaults = {"scores": "client", "examples": EXAMPLES} if needs else {}
         defaults |= {"memory": 0.9, "explore": 0.1} if at_server else {}
         return options.model_copy(update={n: v for n, v in defaults.items() if getattr(options, n) is None})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -23,7 +23,7 @@ from uneven.methods.base import (
     MethodOptions,
     Update,
 )
-from uneven.scores import gradients
+from uneven.scores import coupled, couples, gradients
 from uneven.submodels import MaskSubmodel, State, Submodel, Supernet
 from uneven.submodels.masks import block_of, masked
 
@@ -58,8 +58,7 @@ class FedHeLLo(Method):
 
     Deviations: the client chooses anew in each round. A layer is a block of the model's trained tensors: with
     ``model.lora`` the low-rank pairs of one layer of the encoder, as in the paper, without it whole layers. One
-    that is too large for what is left of k_n is passed over. Law 7 does not apply, since nothing is held at zero:
-    what is not trained keeps the values that came, bit for bit, without gradient or optimizer state.
+    that is too large for what is left of k_n is passed over.
     """
 
     class Options(MethodOptions):
@@ -67,6 +66,9 @@ class FedHeLLo(Method):
         """Score on so many of the client's examples at most, the first ones."""
 
     Client = FedHeLLoClient
+    EXEMPT: ClassVar[Mapping[int, str]] = {
+        7: "frozen layers are not zero: they keep the values that came, bit for bit, without gradient or state"
+    }
 
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
@@ -78,10 +80,9 @@ class FedHeLLo(Method):
         return "parameter"
 
     def resolve(self, context: Context, options: Any) -> Any:
-        if context.supernet.running:
-            raise MethodError(
-                "model: its batch norm couples examples, which then have no gradient of their own; use group norm"
-            )
+        norm = couples(context.supernet.prefix(1.0).network())
+        if norm is not None:
+            raise MethodError(f"model: {coupled(norm)}")
         return options
 
     def submodel(self, t: int, client: ClientCard) -> Submodel:
