@@ -71,8 +71,8 @@ def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[s
     """Every form with every model that shows something of it.
 
     A mask knows tensors, not how they are joined: the 11 million parameters of ``resnet18`` are slow, and show
-    nothing of it, or of scores, that ``resnet_tiny`` does not. Early exits go with methods that train them, and with no others;
-    batch norm does not with those of `ONE_BY_ONE`.
+    nothing of it, or of scores, that ``resnet_tiny`` does not. Early exits go with methods that train them, and
+    with no others; batch norm does not with those of `ONE_BY_ONE`.
     """
     masks, exits = masking(forms), exiting(forms)
     pairs = ((form, model) for model in models for form in forms if (form in exits) == model.endswith("-exits"))
