@@ -1,6 +1,7 @@
 """Whole numbers in proportion to shares."""
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
@@ -9,7 +10,8 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
     >>> apportion([1, 1, 1], 10)
     [4, 3, 3]
     """
-    exact = [share / sum(shares) * total for share in shares]
+    whole = sum(map(Fraction, shares))
+    exact = [Fraction(share) / whole * total for share in shares]  # equal remainders are equal
     sizes = [int(x) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (sizes[i] - exact[i], i))
     for i in by_remainder[: total - sum(sizes)]:

@@ -268,7 +268,7 @@ def _method_problems(section: Any) -> Iterator[str]:
     except MethodError as error:
         yield str(error)
     except ValidationError as error:
-        yield from _lines(known, options, error, "method.")
+        yield from _lines(known, options, error, ("method",))
 
 
 def _model_problems(section: Any) -> Iterator[str]:
@@ -286,7 +286,7 @@ def _name_and_options(section: Any, default: Any) -> tuple[Any, dict[str, Any]]:
     return table.pop("name", default), table
 
 
-def _lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: str = "") -> list[str]:
+def _lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: Sequence[str] = ()) -> list[str]:
     """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
     problems = {tuple(problem["loc"]): problem for problem in error.errors()}
     inner = [loc for loc in problems if not any(other[: len(loc)] == loc for other in problems if other != loc)]
@@ -297,10 +297,10 @@ def _lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: st
     return [f"{key}: {'; or '.join(parts)}" if key else parts[0] for key, parts in messages.items()]
 
 
-def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: str) -> tuple[str, str]:
+def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: Sequence[str]) -> tuple[str, str]:
     """The dotted key and the value that are wrong, and what would be right."""
     loc, kind, value = problem["loc"], problem["type"], problem["input"]
-    key = prefix + ".".join(map(str, _keys_of(table, loc)))
+    key = ".".join([*prefix, *map(str, _keys_of(table, loc))])
     if kind == "value_error":
         return key, problem["msg"].removeprefix("Value error, ")
     if kind == "union_tag_invalid":

@@ -275,9 +275,13 @@ def test_bad_options(given_options: dict[str, Any], model: str, message: str) ->
 
 @pytest.mark.parametrize(
     ("given_options", "message"),
-    [({"grain": "channel", "per_output": True}, "per_output"), ({"grain": "channel", "scope": "block"}, "scope")],
+    [
+        ({"grain": "channel", "per_output": True}, "per_output"),
+        ({"grain": "channel", "scope": "block"}, "scope"),
+        ({"gradient": "fiarse"}, "needs a threshold on .x., which a mask by another score has not"),
+    ],
 )
-def test_bad_options_of_channels(given_options: dict[str, Any], message: str) -> None:
+def test_bad_options_by_themselves(given_options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         FEDFIBOS.Options(**given_options)
 

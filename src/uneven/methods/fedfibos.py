@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uneven.aggregation import OverlapAverage
 from uneven.data import Examples
@@ -35,6 +35,16 @@ class FedFIbOSOptions(ImportanceOptions):
     """rho: how much of its mean square the server keeps when new ones come. Default 0.9."""
     explore: float | None = Field(default=None, ge=0, le=1)
     """eps_x: the share of a mask that the server draws at random, so that nothing starves. Default 0.1."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_no_threshold(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and "gradient" in given:
+            raise ValueError(
+                f"gradient = {given['gradient']!r}: FIARSE's gradient needs a threshold on |x|, which a mask by "
+                "another score has not; use method 'fiarse'"
+            )
+        return given
 
     @property
     def score(self) -> str:
