@@ -39,9 +39,9 @@ def tiny(seed: int, sizes: tuple[int, ...], examples: int = 4) -> tuple[Supernet
         return net, Examples(torch.randn(examples, sizes[0]), y)
 
 
-def fisher_by_hand(net: Supernet, data: Examples) -> State:
-    """(1/|D|) sum of squared gradients, one example after the other."""
-    network = net.prefix(1.0).network().load(net.initial).train()
+def fisher_by_hand(net: Supernet, data: Examples, state: State | None = None) -> State:
+    """(1/|D|) sum of squared gradients at a state, one example after the other."""
+    network = net.prefix(1.0).network().load(state or net.initial).train()
     total = {name: torch.zeros_like(weight) for name, weight in network.weights().items()}
     for x, y in zip(data.x, data.y, strict=True):
         loss = nn.functional.cross_entropy(network(x[None]), y[None])
@@ -247,7 +247,14 @@ def test_local_accuracy_is_of_the_clients_own_mask() -> None:
     evaluation = evaluate(method, world.federation, cards, 1)
     for card, client in zip(cards, world.federation.clients, strict=True):
         part = method.own_submodel(card, 1, client.train)
-        assert part is not None
+        assert isinstance(part, MaskSubmodel)
+        assert part.size == card.size
+        if part.masks:
+            scores, out = (
+                flat(method.supernet, fisher_by_hand(method.supernet, client.train, method.state)),
+                dropped(method.supernet, part),
+            )
+            assert scores[~out].min() >= scores[out].max() * (1 - 1e-4)
         network = part.network().load(part.gather(method.state)).eval()
         right = (network(client.test.x).argmax(1) == client.test.y).double().mean().item()
         assert evaluation.local[card.id] == right
