@@ -84,7 +84,7 @@ def test_one_method(name: str, tmp_path: Path) -> None:
     """Its paper, its rule, what deviates, and every option with its default and meaning."""
     ended = server()("methods", name, cwd=tmp_path)
     assert (ended.code, ended.err) == (0, "")
-    for part in ("Paper: ", "arXiv", "Rule: ", "Deviations: "):
+    for part in ("Paper: ", "20", "Rule: ", "Deviations: "):
         assert part in ended.out
     for option, field in METHODS[name].Options.model_fields.items():
         default = {None: "null", True: "true", False: "false"}.get(field.default, str(field.default))

@@ -281,7 +281,7 @@ class TestLocalTraining:
 
         net = supernet("mlp")
         network = net.prefix(1.0).network().load(net.initial)
-        spy = Spy(network.tensors, network._graphs[True], network._graphs[False])  # type: ignore[arg-type]
+        spy = Spy(network.tensors, *network.graphs, network.constants)
         x = torch.zeros(13, 1, 8, 8)
         x[:, 0, 0, 0] = torch.arange(13)
         data = Examples(x, torch.zeros(13, dtype=torch.int64))

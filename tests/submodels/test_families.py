@@ -55,8 +55,9 @@ def test_there_are_families_enough() -> None:
 
 
 def test_width_one_is_the_model(name: str) -> None:
-    """Outputs, gradients and buffers in both modes, to the bit."""
-    assert differences_at_full_width(*prepared(name)) == []
+    """Outputs, gradients and buffers in both modes, to the bit; which of a llama's gradients is added first, on
+    the way back through its rotated halves, is another on some processors."""
+    assert differences_at_full_width(*prepared(name), summed=name == "llama") == []
 
 
 @few

@@ -34,7 +34,7 @@ A complete new method is one class. This one gives a client the channels whose p
 >>>
 >>> result = uneven.run(method=Parity, rounds=1, clients={"count": 10}, cohort=2, data={"train_limit": 200})
 >>> sorted(result["per_capacity"][0])
-['accuracy', 'bytes', 'capacity', 'clients', 'loss', 'macs', 'memory', 'parameters']
+['accuracy', 'bytes', 'capacity', 'clients', 'loss', 'macs', 'memory', 'parameters', 'parameters_held']
 
 In a spec file the same method is ``[method] name = "my_module:Parity"``.
 '''
