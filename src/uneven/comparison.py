@@ -102,8 +102,7 @@ def rows(
     grid: Sequence[str],
     out: Path,
 ) -> list[Row]:
-    """Every row: methods x grid. A method is a name, or a table ``[compare.LABEL]`` of the spec's with
-    the method's options (its ``name`` is the label where it says none).
+    """Every row: methods x grid. A method is a name, or the label of a table ``[compare.LABEL]``; see `_form`.
 
     Raises:
         SpecError: a method is not known, a value of the grid cannot be read, or the seed is among them.
@@ -115,7 +114,7 @@ def rows(
         raise SpecError([_NO_SEED])
     methods = list(dict.fromkeys(methods))
     return [
-        Row(label, point, base, (*over, {"method": _form(label, forms)}), profile, out)
+        Row(label, point, base, (*over, _form(label, forms)), profile, out)
         for label in methods
         for point in points
     ]
@@ -131,11 +130,30 @@ def plan(rows: Sequence[Row], seeds: Sequence[int]) -> list[Run]:
 
 
 def _form(label: str, forms: Table) -> Table:
-    if label in forms:
-        return {"name": label, **forms[label]}
-    if label in METHODS or ":" in label:
-        return {"name": label}
-    raise SpecError([f"--methods {label!r}: {nearest(label, [*METHODS, *forms])}, or a table [compare.{label}]"])
+    """What a label lays over the spec.
+
+    In ``[compare.LABEL]`` the spec's own keys, but ``name``, are laid over the spec; ``name`` and all other keys
+    are the method's. Without ``name`` the label is the method where it is one; else the spec's method stays.
+    """
+    is_method = label in METHODS or ":" in label
+    if label not in forms and not is_method:
+        raise SpecError(
+            [f"--methods {label!r}: {nearest(label, [*METHODS, *forms])}, or a table [compare.{label}]"]
+        )
+    form = forms.get(label, {})
+    if not isinstance(form, Mapping):
+        raise SpecError([f"compare.{label} = {form!r}: must be a table"])
+    layer = {key: value for key, value in form.items() if key in Spec.model_fields and key != "name"}
+    method = {key: value for key, value in form.items() if key not in layer}
+    if "seed" in layer:
+        raise SpecError([f"compare.{label}.{_NO_SEED}"])
+    if "method" in layer:
+        if method:
+            raise SpecError([f"compare.{label}.{next(iter(method))}: put it into compare.{label}.method"])
+        return layer
+    if is_method or not layer:
+        method = {"name": label, **method}
+    return {**layer, "method": method} if method else layer
 
 
 _NO_SEED = "seed: has no effect in a comparison, which takes --seeds"

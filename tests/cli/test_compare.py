@@ -13,7 +13,7 @@ import pytest
 
 from tests.laws.world import supernet
 from tests.run.helpers import files, one_error, server, sets
-from uneven.comparison import mean_of, parse_seeds
+from uneven.comparison import mean_of, parse_seeds, rows
 from uneven.errors import SpecError
 from uneven.plan import quantity
 from uneven.submodels.cost import widest, width_for
@@ -95,6 +95,49 @@ def test_matched_budgets(tmp_path: Path) -> None:
 def test_bad_arguments(tmp_path: Path, arguments: tuple[str, ...], says: list[str]) -> None:
     one_error(server()("compare", *sets(), "--out", "c", *arguments, cwd=tmp_path), *says)
     assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("label", "form", "expected"),
+    [
+        # keys of the spec are laid over it, the others are the method's, whose name may be the label
+        ("fedrolex", {}, {"method": {"name": "fedrolex"}}),
+        ("small", {"name": "fedavg", "fit": "smallest"}, {"method": {"name": "fedavg", "fit": "smallest"}}),
+        ("fedavg", {"fit": "smallest"}, {"method": {"name": "fedavg", "fit": "smallest"}}),
+        ("fjord", {"rounds": 7}, {"method": {"name": "fjord"}, "rounds": 7}),
+        ("long", {"name": "fjord", "rounds": 7}, {"method": {"name": "fjord"}, "rounds": 7}),
+        # a label that is no method keeps the spec's method, and may change its options
+        ("long", {"rounds": 7}, {"method": {"name": "fedavg", "fit": "exclude"}, "rounds": 7}),
+        ("long", {"rounds": 7, "fit": "smallest"}, {"method": {"name": "fedavg", "fit": "smallest"}, "rounds": 7}),
+        ("long", {"method": "fjord", "server": {"lr": 0.5}}, {"method": {"name": "fjord"}, "server": {"lr": 0.5}}),
+        ("fjord", {"method": {"name": "scalefl"}}, {"method": {"name": "scalefl"}}),
+    ],
+)
+def test_what_a_label_lays_over_the_spec(label: str, form: Any, expected: dict[str, Any], tmp_path: Path) -> None:
+    table = {"method": {"name": "fedavg", "fit": "exclude"}, "compare": {label: form}}
+    (row,) = rows(table, [], None, methods=[label], grid=[], out=tmp_path)
+    spec = row.spec(0)
+    assert row.label == label
+    assert {"name": spec.method.name, **spec.method.options} == expected["method"]
+    assert spec.rounds == expected.get("rounds", 60)
+    assert spec.server.lr == expected.get("server", {}).get("lr")
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ("fit = 1", ["method.name = 'lab'", "heterofl"]),  # neither a method nor a key of the spec
+        ("seed = 3", ["compare.lab.seed", "--seeds"]),
+        ("rounds = 0", ["rounds = 0"]),
+        ('method = "fjord"\nname = "fjord"', ["compare.lab.name", "compare.lab.method"]),
+        ("serve = { lr = 1 }\nrounds = 2", ["serve"]),
+    ],
+)
+def test_bad_labels(tmp_path: Path, form: str, says: list[str]) -> None:
+    (tmp_path / "spec.toml").write_text(f"[compare.lab]\n{form}\n")
+    one_error(server()("compare", "spec.toml", "--methods", "lab", "--out", "c", cwd=tmp_path), *says)
+    (tmp_path / "spec.toml").write_text("[compare]\nlab = 3\n")
+    one_error(server()("compare", "spec.toml", "--methods", "lab", cwd=tmp_path), "compare.lab = 3", "a table")
 
 
 def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:
