@@ -19,6 +19,7 @@ from tests.laws.world import METHOD_FORMS, MODELS, ONE_BY_ONE, World, formed, he
 from uneven.aggregation import ServerOptions
 from uneven.errors import MethodError
 from uneven.methods import METHODS, Client
+from uneven.methods.topology import SparseMethod
 from uneven.submodels import ChannelSubmodel, State
 from uneven.training import TrainingOptions
 from uneven.training.local import make_optimizer
@@ -239,7 +240,7 @@ def test_7_sparse_means_sparse(form: str, model: str, kind: str, monkeypatch: py
         seen.clear()
         results = world.train([assignment])
         masks = held(world, results)
-        dropped = world.cards[assignment.client].capacity < 1
+        dropped = world.cards[assignment.client].capacity < 1 or isinstance(world.method, SparseMethod)
         assert any(not masks[name].all() for name in weights) == dropped
         assert len(seen) == 4  # two steps
         assert len(seen[-1][0]) == {"sgd": 3, "adamw": 4}[kind]

@@ -61,6 +61,12 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedfibos-overall": ("fedfibos", {"grain": "channel", "scope": "global"}),
     "fedfibos-server": ("fedfibos", {"scores": "server"}),
     "fedhello": ("fedhello", {}),
+    "static": ("static", {"density": 0.4}),
+    "static-magnitude": ("static", {"density": 0.4, "initial": "magnitude"}),
+    "set": ("set", {"density": 0.4, "every": 1}),
+    "fedrts": ("fedrts", {"density": 0.4, "every": 1}),
+    "fedrts-clients": ("fedrts", {"density": 0.4, "every": 1, "gamma": 0.0, "cap_swaps": True}),
+    "fedrts-momentum": ("fedrts", {"density": 0.4, "every": 2, "decision": "momentum"}),
 }
 
 # They take the gradient of each example, which batch norm does not let it have: they refuse such models.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from uneven.methods import Assignment, Client, Failure, Update
+from uneven.methods.base import Candidates, Growth
 from uneven.submodels import State, Supernet
 
 ClientFactory = Callable[[Supernet], Client]
@@ -55,7 +56,7 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
         return f"a weight of {update.examples} examples"
     if not math.isfinite(update.loss):
         return f"a loss of {update.loss}; try a smaller training.lr"
-    problem = _choice_problem(assignment, update)
+    problem = _choice_problem(assignment, update) or _answer_problem(assignment, update)
     if problem is not None:
         return problem
     submodel, model = assignment.trained(update), assignment.payload["model"]
@@ -84,6 +85,42 @@ def _choice_problem(assignment: Assignment, update: Update) -> str | None:
         return "no submodel of this model, where the client was to choose one"
     if chosen.size > choice.size:
         return f"a submodel of {chosen.size:,} parameters, where it may have {choice.size:,}"
+    return None
+
+
+def _answer_problem(assignment: Assignment, update: Update) -> str | None:
+    """What is wrong with what was asked beside the values: vectors, and candidates for growth."""
+    lengths = {name: tuple(value.shape) for name, value in update.answers.items()}
+    if lengths != {name: (length,) for name, length in assignment.asks.items()}:
+        return f"answers {lengths} where vectors of lengths {dict(assignment.asks)} were asked"
+    if not all(torch.isfinite(value).all() for value in update.answers.values()):
+        return "an answer that is not finite; try a smaller training.lr"
+    growth = assignment.growth
+    if growth is None:
+        return "candidates for growth, where none were asked" if update.candidates else None
+    if update.candidates.keys() != growth.masks.keys():
+        return f"candidates of {sorted(update.candidates)} where {sorted(growth.masks)} were asked"
+    for name, candidates in update.candidates.items():
+        places, mask = candidates.places, growth.masks[name].reshape(-1)
+        if places.shape != (growth.count(name),) or places.dtype != torch.int64:
+            return f"{tuple(places.shape)} candidates of {name}, where {growth.count(name)} were asked"
+        in_order = bool((places[1:] > places[:-1]).all())
+        if len(places) and not (in_order and places[0] >= 0 and places[-1] < len(mask)):
+            return f"candidates of {name} that are not distinct places of it"
+        if not growth.everywhere and mask[places].any():
+            return f"candidates of {name} that are links already"
+        problem = _gradient_problem(growth, candidates)
+        if problem is not None:
+            return f"candidates of {name} {problem}"
+    return None
+
+
+def _gradient_problem(growth: Growth, candidates: Candidates) -> str | None:
+    gradient = candidates.gradient
+    if (gradient is not None) != (growth.values or growth.everywhere):
+        return "with gradients, or without, against what was asked"
+    if gradient is not None and (gradient.shape != candidates.places.shape or not torch.isfinite(gradient).all()):
+        return "whose gradients are not finite, or not one for each"
     return None
 
 

@@ -22,13 +22,16 @@ from uneven.methods.fedhello import FedHeLLo
 from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
+from uneven.methods.fedrts import FedRTS
 from uneven.methods.fiarse import Fiarse
 from uneven.methods.fjord import FjORD
 from uneven.methods.full import FullModelMethod
 from uneven.methods.heterofl import HeteroFL
 from uneven.methods.scaffold import Scaffold
 from uneven.methods.scalefl import ScaleFL
+from uneven.methods.set import SET
 from uneven.methods.slimmable import Slimmable
+from uneven.methods.static import Static
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -45,6 +48,9 @@ METHODS: dict[str, type[Method]] = {
     "fedlagc": FedLAGC,
     "fedfibos": FedFIbOS,
     "fedhello": FedHeLLo,
+    "static": Static,
+    "set": SET,
+    "fedrts": FedRTS,
 }
 
 

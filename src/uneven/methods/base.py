@@ -53,9 +53,11 @@ from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
+from uneven.sparsity.coding import subset_bytes
 from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.submodels.cost import Unit, widest
 from uneven.training import Correction, Loss, Objective, Report, TrainingOptions, of_logits, train_locally
+from uneven.training.losses import cross_entropy
 
 Grain = Literal["channel", "parameter"]
 
@@ -108,13 +110,49 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A question on the places where a sparse topology has no links: which of them would help the most?
+
+    ``masks``: the topology, prunable tensor -> bool. ``counts``: how many places of each tensor the client is to
+    name, those of the largest gradient after its training. ``values``: the gradients there too. ``everywhere``:
+    the gradients of all places instead, links among them.
+    """
+
+    masks: Mapping[str, Tensor] = field(repr=False)
+    counts: Mapping[str, int]
+    values: bool = False
+    everywhere: bool = False
+
+    def count(self, name: str) -> int:
+        """How many places of a tensor are named."""
+        return self.masks[name].numel() if self.everywhere else self.counts[name]
+
+    def nbytes(self, name: str) -> float:
+        """Bytes of the answer for one tensor: the set of places at its entropy, and the values (an estimate)."""
+        free = int((~self.masks[name]).sum())
+        where = 0.0 if self.everywhere else subset_bytes(free, self.count(name))
+        return where + (4 * self.count(name) if self.values or self.everywhere else 0)
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The answer to `Growth` for one tensor: places, ``(m,)`` int64 positions in the flat tensor, ascending, and
+    the mean gradient there, ``(m,)``, where it was asked."""
+
+    places: Tensor
+    gradient: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Assignment:
     """What one client is to do in one round.
 
     ``payload``: named sets of tensors, ``model`` and whatever else the method sends. The server's own hold
     *full* tensors; `gathered` is what travels, in the submodel's shapes. ``extra``: names of sets that the
     client sends beside those, one tensor for every parameter that it trains. ``choice``: where the client
-    itself chooses the part of the submodel that it trains, how much of it that may be.
+    itself chooses the part of the submodel that it trains, how much of it that may be. ``growth``: a question on
+    the links that a topology lacks. ``asks``: vectors that the client sends beside all that, name -> length.
+    ``index_bytes``: what it takes to say which coordinates these are, where the client knows most of it already.
     """
 
     round: int
@@ -123,6 +161,9 @@ class Assignment:
     payload: Mapping[str, State] = field(repr=False)
     extra: tuple[str, ...] = ()
     choice: Choice | None = None
+    growth: Growth | None = None
+    asks: Mapping[str, int] = field(default_factory=dict)
+    index_bytes: int | None = None
 
     def gathered(self) -> Assignment:
         """The assignment as the client gets it; made when it is sent, so that a cohort costs one at a time."""
@@ -140,7 +181,8 @@ class Update:
     ``payload``: named sets of tensors in the submodel's shapes; ``model`` always. ``examples``: n_n, the size
     of its training split. ``seen``: examples gone through, over all local epochs. ``loss``: mean over steps.
     ``submodel``: the part trained, where the client chose it. ``scored``: examples gone through, forward and
-    back on what was assigned, to score coordinates.
+    back on what was assigned, to score coordinates. ``candidates``: by tensor, the answer to ``growth``.
+    ``answers``: the vectors asked for.
     """
 
     round: int
@@ -151,6 +193,8 @@ class Update:
     loss: float
     submodel: Submodel | None = None
     scored: int = 0
+    candidates: Mapping[str, Candidates] = field(default_factory=dict, repr=False)
+    answers: State = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -185,7 +229,7 @@ class Client:
 
     def loss(self, data: Examples) -> Loss:
         """The loss of logits and labels."""
-        return torch.nn.functional.cross_entropy
+        return cross_entropy
 
     def objective(self, network: Network, assignment: Assignment, data: Examples) -> Objective:
         """What each step minimises on its batch; the `loss` of the network's logits, unless told better."""
@@ -295,9 +339,11 @@ class Method:
         """The round's assignments, the longest work first (ties by client), which is also the order of merging."""
         plans = [(c, self.submodel(t, c)) for c in cohort]
         plans.sort(key=lambda plan: (-self._work(*plan), plan[0].id))
-        return [
-            Assignment(t, c.id, submodel, self.payload(t, c), self.extra, self.choice(c)) for c, submodel in plans
-        ]
+        return [self.assignment(t, c, submodel) for c, submodel in plans]
+
+    def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
+        """What the client is told to do with the submodel that it gets."""
+        return Assignment(t, client.id, submodel, self.payload(t, client), self.extra, self.choice(client))
 
     def _work(self, client: ClientCard, submodel: Submodel) -> int:
         return submodel.macs * self.context.training.steps_for(client.examples)

@@ -1,0 +1,16 @@
+"""Static sparse training: one topology, drawn once."""
+
+from __future__ import annotations
+
+from uneven.methods.topology import SparseMethod
+
+
+class Static(SparseMethod):
+    """All clients train one sparse topology, which never changes: the control of the methods that adjust it.
+
+    Paper: none of its own; the control of Mocanu et al. 2018 (SET) and of Evci et al. 2020 (RigL).
+
+    Rule: K_l links of each layer, at random or of the largest initial |x|; masked training, overlap average.
+
+    Deviations: none.
+    """

@@ -1,0 +1,62 @@
+"""How many links each layer keeps at a density: K_l."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from uneven.apportion import apportion
+from uneven.errors import MethodError
+from uneven.submodels import Supernet
+from uneven.submodels.masks import NOTHING_TO_MASK
+
+Layers = Literal["erk", "uniform"]
+
+
+def links(supernet: Supernet, density: float, layers: Layers = "erk") -> dict[str, int]:
+    """K_l of every prunable tensor, so that round(density d) parameters are active in all.
+
+    Biases and norms are never pruned and count. ``erk``: p_l = eps sum(shape) / prod(shape) (Erdos-Renyi kernel,
+    Evci et al. 2020, RigL, arXiv 1911.11134, section 3), where a tensor with p_l > 1 is made dense and eps solved
+    again; ``uniform``: the same p for all. Whole numbers by largest remainder.
+
+    Raises:
+        MethodError: there is nothing to prune, what is never pruned is more than the density allows, or a layer
+            would have no link.
+    """
+    sizes = {name: supernet.initial[name].numel() for name in supernet.maskable}
+    if not sizes:
+        raise MethodError(NOTHING_TO_MASK)
+    fixed = supernet.size - sum(sizes.values())
+    budget = round(density * supernet.size) - fixed
+    if budget < 0:
+        raise MethodError(
+            f"method.density = {density:g}: norms and biases, which are never pruned, are already "
+            f"{fixed / supernet.size:.3g} of the model"
+        )
+    weights = {name: _weight(supernet, name, layers) for name in sizes}
+    dense: list[str] = []
+    while True:
+        sparse = [name for name in sizes if name not in dense]
+        left = budget - sum(sizes[name] for name in dense)
+        if left < 0:
+            raise MethodError(f"method.density = {density:g}: too low for the layers {dense}, which stay dense")
+        total = math.fsum(weights[name] * sizes[name] for name in sparse)
+        full = [name for name in sparse if left * weights[name] > total]
+        if not full:
+            break
+        dense += full
+    shares = [weights[name] * sizes[name] for name in sparse]
+    counts = {name: sizes[name] for name in dense} | dict(
+        zip(sparse, apportion(shares, left) if sparse else [], strict=True)
+    )
+    empty = [name for name, count in counts.items() if not count]
+    if empty:
+        raise MethodError(f"method.density = {density:g}: {empty[0]} would have no link; use a higher density")
+    return {name: counts[name] for name in sizes}
+
+
+def _weight(supernet: Supernet, name: str, layers: Layers) -> float:
+    """p_l up to the factor eps."""
+    shape = supernet.initial[name].shape
+    return 1.0 if layers == "uniform" else sum(shape) / shape.numel()

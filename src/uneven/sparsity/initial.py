@@ -1,0 +1,51 @@
+"""The topology that a run starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from uneven.errors import MethodError
+from uneven.sparsity.densities import Layers, links
+from uneven.sparsity.rules import strongest
+from uneven.submodels import State, Supernet
+from uneven.submodels.topk import top_k
+
+Initial = Literal["random", "magnitude"]
+
+
+def initial_mask(
+    supernet: Supernet,
+    density: float,
+    layers: Layers | Literal["global"],
+    scores: Mapping[str, Tensor],
+    draws: torch.Generator,
+) -> State:
+    """The links of the highest scores: K_l of each prunable tensor, or the best of all (``global``).
+
+    Args:
+        scores: prunable tensor -> a score for every place.
+        draws: decide between equal scores.
+
+    Raises:
+        MethodError: the density cannot be had, or leaves a layer without a link.
+    """
+    counts = links(supernet, density, "uniform" if layers == "global" else layers)
+    if layers != "global":
+        return {
+            name: strongest(scores[name], torch.ones_like(scores[name], dtype=torch.bool), k, draws)
+            for name, k in counts.items()
+        }
+    keys = [torch.rand(scores[name].shape, generator=draws) for name in counts]
+    best = top_k([scores[name] for name in counts], sum(counts.values()), keys)
+    mask = dict(zip(counts, best, strict=True))
+    for name in counts:
+        if not mask[name].any():
+            raise MethodError(
+                f"method.density = {density:g}: {name} would have no link among the largest |x| of the whole "
+                "model; use a higher density, or method.layers = 'erk'"
+            )
+    return mask
