@@ -54,6 +54,50 @@ def test_rows_that_do_not_count_are_not_held(supernet: Supernet) -> None:
     assert held["2.weight"].all()
 
 
+def test_filled_coordinates_are_averaged_over_all_updates(supernet: Supernet) -> None:
+    """As above, but those that did not hold a coordinate left it as it was: over the weight 4 of the round.
+
+    Unit 0: 1 + 1*(3-1) / 4 = 1.5. Unit 1: 7.5, both held it. Units 2, 3: 1. What is not filled: 3, 7.5, 1, 1.
+    """
+    start = state(1.0)
+    average = OverlapAverage(start, filled=["0.weight", "2.weight"])
+    for keep, value, weight in (([0, 1], 3.0, 1.0), ([1], 9.0, 3.0)):
+        submodel = supernet.submodel({0: torch.tensor(keep)})
+        average.add(submodel, submodel.gather(state(value)), weight)
+    new = ServerOptimizer(ServerOptions(), start, supernet.parameters).step(start, average)
+    expected = torch.tensor([1.5, 7.5, 1.0, 1.0])
+    assert torch.equal(new["0.weight"], expected[:, None].expand(4, 2))
+    assert torch.equal(new["2.weight"], expected.expand(2, 4))
+    assert torch.equal(new["0.bias"], torch.tensor([3.0, 7.5, 1.0, 1.0]))
+
+
+def test_rows_that_do_not_count_are_left_unchanged_where_filled(supernet: Supernet) -> None:
+    """Class 1 is a's 3 alone, and b's old 1: 1 + 2/2."""
+    start = state(1.0)
+    average = OverlapAverage(start, filled=["2.weight"])
+    full = supernet.prefix(1.0)
+    average.add(full, state(3.0), 1.0)
+    average.add(full, state(9.0), 1.0, {"2.weight": torch.tensor([[1.0], [0.0]])})
+    assert torch.equal(average.result()[0]["2.weight"], torch.tensor([[5.0] * 4, [1.0] * 4]))
+
+
+@pytest.mark.parametrize("filled", [(), ("0.weight", "0.bias", "2.weight")])
+@pytest.mark.parametrize("optimizer", ["average", "adam"])
+def test_an_update_of_weight_0_is_of_nothing(supernet: Supernet, optimizer: str, filled: tuple[str, ...]) -> None:
+    """Unit 1, which it alone holds, stays, and the optimizer's state there; where there is no other, all stays."""
+    start, zero = state(1.0), supernet.submodel({0: torch.tensor([0, 1])})
+    server = ServerOptimizer(ServerOptions(optimizer=optimizer), start, supernet.parameters)
+    alone = OverlapAverage(start, filled)
+    alone.add(zero, zero.gather(state(9.0)), 0.0)
+    assert all(torch.equal(tensor, start[name]) for name, tensor in server.step(start, alone).items())
+    assert not any(moment.any() for moment in server.moments.values())
+    average, other = OverlapAverage(start, filled), supernet.submodel({0: torch.tensor([0])})
+    average.add(zero, zero.gather(state(9.0)), 0.0)
+    average.add(other, other.gather(state(3.0)), 2.0)
+    assert torch.equal(average.result()[0]["0.bias"], torch.tensor([2.0, 0.0, 0.0, 0.0]))
+    assert average.result()[1]["0.bias"].tolist() == [True, False, False, False]
+
+
 def test_an_update_does_not_change_what_it_is_made_of(supernet: Supernet) -> None:
     start, update = state(1.0), state(3.0)
     average = OverlapAverage(start)
@@ -114,7 +158,17 @@ def test_running_statistics_are_averaged_and_counters_take_the_maximum() -> None
     assert new["1.num_batches_tracked"].item() == 7
 
 
-@pytest.mark.parametrize("dead", [{"momentum": 0.5}, {"beta2": 0.5}, {"optimizer": "momentum", "tau": 0.1}])
+@pytest.mark.parametrize(
+    "dead",
+    [
+        {"momentum": 0.5},
+        {"beta2": 0.5},
+        {"optimizer": "momentum", "tau": 0.1},
+        {"q": 0.0},
+        {"weights": "afl", "q": 1.0},
+        {"weights": "qffl", "weights_lr": 0.1},
+    ],
+)
 def test_options_without_effect_are_refused(dead: dict[str, object]) -> None:
     with pytest.raises(ValidationError, match="has no effect"):
         ServerOptions(**dead)

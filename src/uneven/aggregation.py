@@ -1,15 +1,17 @@
-"""How the server puts updates together: the overlap average, streaming, and optimizers on its delta.
+"""How the server puts updates together: averages, streaming, and optimizers on their delta.
 
 Per coordinate c, over the clients that held it (HeteroFL, Diao et al. 2021, equation 3; FedRolex; and others):
 
     x_c <- x_c + eta_s * sum_{n: c in M_n} a_n (x_{n,c} - x_c) / sum_{n: c in M_n} a_n
 
-Membership is the submodel's, never "the delta is non-zero". Memory is O(d), whatever the cohort.
+That is the overlap average. Under the fill rule (HASA's first protocol) the divisor is the sum of a_n over all
+updates of the round: what a client did not hold counts as unchanged. Membership is the submodel's, never "the
+delta is non-zero"; an update of weight 0 is of nothing. Memory is O(d), whatever the cohort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -25,8 +27,16 @@ class ServerOptions(Options):
 
     optimizer: Literal["average", "momentum", "adam", "yogi"] = "average"
     """``average`` takes the mean as it is; the others step along it (Reddi et al. 2021, arXiv 2003.00295)."""
-    weights: Literal["even", "examples"] = "even"
-    """a_n, a client's weight in the average: 1, or its number of training examples."""
+    rule: Literal["overlap", "fill"] = "overlap"
+    """What a coordinate is averaged over: the clients that held it, or all of the round, where those that did not
+    hold it count as having left it unchanged (``fill``)."""
+    weights: Literal["even", "examples", "qffl", "afl"] = "even"
+    """a_n, a client's weight in the average: 1, its number of training examples, or by its loss
+    (`uneven.weightings`)."""
+    q: float | None = Field(default=None, ge=0)
+    """q of ``qffl``, how much a client's loss counts; at 0 weights are examples. Default 1."""
+    weights_lr: float | None = Field(default=None, gt=0)
+    """eta_lambda of ``afl``, the step of the weights along the losses. Default 0.1."""
     lr: float | None = Field(default=None, gt=0)
     """Server learning rate eta_s. Default 1, and 0.01 for adam and yogi."""
     momentum: float | None = Field(default=None, ge=0, lt=1)
@@ -44,15 +54,23 @@ class ServerOptions(Options):
                 raise ValueError(
                     f"{name} = {getattr(self, name)}: has no effect with optimizer '{self.optimizer}'"
                 )
+        for name, weights in (("q", "qffl"), ("weights_lr", "afl")):
+            if getattr(self, name) is not None and self.weights != weights:
+                raise ValueError(f"{name} = {getattr(self, name):g}: has no effect with weights '{self.weights}'")
         return self
 
 
 class OverlapAverage:
     """A streaming weighted mean of updates, per coordinate over those that held it."""
 
-    def __init__(self, start: State) -> None:
-        """``start``: the full tensors that the clients' submodels were taken from; not changed."""
-        self._start = start
+    def __init__(self, start: State, filled: Collection[str] = ()) -> None:
+        """
+        Args:
+            start: the full tensors that the clients' submodels were taken from; not changed.
+            filled: tensors whose mean is over all updates, of which those that did not hold a coordinate left it
+                unchanged.
+        """
+        self._start, self._filled, self._total = start, frozenset(filled), 0.0
         self._float = [name for name, tensor in start.items() if tensor.is_floating_point()]
         self._sum = {name: torch.zeros_like(start[name]) for name in self._float}
         self._weight = {name: torch.zeros_like(start[name]) for name in self._float}
@@ -66,7 +84,10 @@ class OverlapAverage:
         ``counted``: for some tensors, which of the values count (0 or 1, broadcast against the values); those
         that do not are treated as not held.
         """
+        if weight == 0:
+            return
         counted = counted or {}
+        self._total += weight
         for name in self._float:
             before = submodel.select(name, self._start[name])
             # What is as it was has no delta, also where it is infinite (the masks of attention).
@@ -81,8 +102,8 @@ class OverlapAverage:
     def result(self) -> tuple[State, State]:
         """The mean delta of every float tensor, and where it is held (bool); zero where it is not."""
         held = {name: weight > 0 for name, weight in self._weight.items()}
-        one = torch.ones(())
-        delta = {n: self._sum[n] / torch.where(held[n], self._weight[n], one) for n in self._float}
+        over = {n: w.new_tensor(self._total) if n in self._filled else w for n, w in self._weight.items()}
+        delta = {n: self._sum[n] / torch.where(held[n], over[n], 1.0) for n in self._float}
         return delta, held
 
     @property

@@ -136,6 +136,8 @@ class Experiment:
                 log.losses.append(checked.loss)
                 log.macs += round(3 * self.method.macs(assignment, checked) * checked.seen)
                 log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
+                if assignment.asks_loss:
+                    log.scoring_macs += assignment.trained(checked).macs * checked.examples
                 if self.diagnostics is not None:
                     log.trained.append((assignment, assignment.trained(checked)))
                 yield assignment, checked

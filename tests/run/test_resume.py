@@ -23,7 +23,7 @@ SCAFFOLD = sets({"method.name": "scaffold", "clients.capacities": 1, "rounds": 4
 HETEROFL = sets(
     {"model.name": "cnn", "model.hidden": None, "model.norm": "batch", "rounds": 3},
     {"clients.capacities": [1, 0.5, 0.25, 1, 0.5, 0.25], "server.optimizer": "momentum"},
-    {"training.schedule": "cosine", "method.static_batch_norm": False},
+    {"training.schedule": "cosine", "method.static_batch_norm": False, "server.weights": "afl"},
 )
 SPARSE = [*SCAFFOLD, "--set", "checkpoint.every=2", "--set", "rounds=5"]
 RUNS = {"scaffold": SCAFFOLD, "heterofl": HETEROFL, "sparse": SPARSE}

@@ -56,6 +56,9 @@ def _problem(assignment: Assignment, update: Update) -> str | None:
         return f"a weight of {update.examples} examples"
     if not math.isfinite(update.loss):
         return f"a loss of {update.loss}; try a smaller training.lr"
+    start = update.start_loss
+    if assignment.asks_loss and not (isinstance(start, int | float) and 0 <= start < math.inf):
+        return f"a loss at the start of {start}, where server.weights needs a number of at least 0"
     problem = _choice_problem(assignment, update) or _answer_problem(assignment, update)
     if problem is not None:
         return problem

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -51,13 +52,38 @@ from torch import Tensor
 from uneven.aggregation import OverlapAverage, ServerOptimizer, ServerOptions
 from uneven.data import Examples
 from uneven.errors import MethodError
+from uneven.methods.messages import Assignment, Candidates, Choice, Failure, Growth, Update
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
-from uneven.sparsity.coding import subset_bytes
 from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.submodels.cost import Unit, widest
-from uneven.training import Correction, Loss, Objective, Report, TrainingOptions, of_logits, train_locally
+from uneven.training import (
+    Correction,
+    Loss,
+    Objective,
+    Report,
+    TrainingOptions,
+    mean_loss,
+    of_logits,
+    train_locally,
+)
 from uneven.training.losses import cross_entropy
+from uneven.weightings import Weighting, weighting
+
+__all__ = [
+    "Assignment",
+    "Candidates",
+    "Choice",
+    "Client",
+    "ClientCard",
+    "Context",
+    "Failure",
+    "Grain",
+    "Growth",
+    "Method",
+    "MethodOptions",
+    "Update",
+]
 
 Grain = Literal["channel", "parameter"]
 
@@ -99,110 +125,6 @@ class Context:
     training: TrainingOptions = field(default_factory=TrainingOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     unit: Unit = "params"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How much of the model a client may choose: the width of every channel axis, or parameters in all."""
-
-    width: float
-    size: int
-
-
-@dataclass(frozen=True)
-class Growth:
-    """A question on the places where a sparse topology has no links: which of them would help the most?
-
-    ``masks``: the topology, prunable tensor -> bool. ``counts``: how many places of each tensor the client is to
-    name, those of the largest gradient after its training. ``values``: the gradients there too. ``everywhere``:
-    the gradients of all places instead, links among them.
-    """
-
-    masks: Mapping[str, Tensor] = field(repr=False)
-    counts: Mapping[str, int]
-    values: bool = False
-    everywhere: bool = False
-
-    def count(self, name: str) -> int:
-        """How many places of a tensor are named."""
-        return self.masks[name].numel() if self.everywhere else self.counts[name]
-
-    def nbytes(self, name: str) -> float:
-        """Bytes of the answer for one tensor: the set of places at its entropy, and the values (an estimate)."""
-        free = int((~self.masks[name]).sum())
-        where = 0.0 if self.everywhere else subset_bytes(free, self.count(name))
-        return where + (4 * self.count(name) if self.values or self.everywhere else 0)
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The answer to `Growth` for one tensor: places, ``(m,)`` int64 positions in the flat tensor, ascending, and
-    the mean gradient there, ``(m,)``, where it was asked."""
-
-    places: Tensor
-    gradient: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What one client is to do in one round.
-
-    ``payload``: named sets of tensors, ``model`` and whatever else the method sends. The server's own hold
-    *full* tensors; `gathered` is what travels, in the submodel's shapes. ``extra``: names of sets that the
-    client sends beside those, one tensor for every parameter that it trains. ``choice``: where the client
-    itself chooses the part of the submodel that it trains, how much of it that may be. ``growth``: a question on
-    the links that a topology lacks. ``asks``: vectors that the client sends beside all that, name -> length.
-    ``index_bytes``: what it takes to say which coordinates these are, where the client knows most of it already.
-    """
-
-    round: int
-    client: int
-    submodel: Submodel
-    payload: Mapping[str, State] = field(repr=False)
-    extra: tuple[str, ...] = ()
-    choice: Choice | None = None
-    growth: Growth | None = None
-    asks: Mapping[str, int] = field(default_factory=dict)
-    index_bytes: int | None = None
-
-    def gathered(self) -> Assignment:
-        """The assignment as the client gets it; made when it is sent, so that a cohort costs one at a time."""
-        return replace(self, payload={k: self.submodel.gather(state) for k, state in self.payload.items()})
-
-    def trained(self, update: Update) -> Submodel:
-        """The part that an update is of."""
-        return update.submodel or self.submodel
-
-
-@dataclass(frozen=True)
-class Update:
-    """What one client sends back.
-
-    ``payload``: named sets of tensors in the submodel's shapes; ``model`` always. ``examples``: n_n, the size
-    of its training split. ``seen``: examples gone through, over all local epochs. ``loss``: mean over steps.
-    ``submodel``: the part trained, where the client chose it. ``scored``: examples gone through, forward and
-    back on what was assigned, to score coordinates. ``candidates``: by tensor, the answer to ``growth``.
-    ``answers``: the vectors asked for.
-    """
-
-    round: int
-    client: int
-    payload: Mapping[str, State] = field(repr=False)
-    examples: int
-    seen: int
-    loss: float
-    submodel: Submodel | None = None
-    scored: int = 0
-    candidates: Mapping[str, Candidates] = field(default_factory=dict, repr=False)
-    answers: State = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a client's update is missing from a round. Failures are data: the round goes on."""
-
-    client: int
-    reason: str
 
 
 class Client:
@@ -247,17 +169,20 @@ class Client:
                 correct(weights)
             network.confine()
 
+        start = mean_loss(network, data, self.loss(data), self.training) if assignment.asks_loss else None
         key = ("train", assignment.round, assignment.client)
         lr = self.training.lr_at(assignment.round, self.rounds)
         with seeded(subseed(self.seed, "dropout", *key)):
             draws = generator(self.seed, "order", *key)
             objective = self.objective(network, assignment, data)
-            return train_locally(network, data, self.training, lr, draws, objective, confined)
+            report = train_locally(network, data, self.training, lr, draws, objective, confined)
+        return replace(report, start=start)
 
     def update(
         self, assignment: Assignment, data: Examples, report: Report, payload: Mapping[str, State]
     ) -> Update:
-        return Update(assignment.round, assignment.client, payload, len(data), report.seen, report.loss)
+        sizes = len(data), report.seen
+        return Update(assignment.round, assignment.client, payload, *sizes, report.loss, start_loss=report.start)
 
 
 class Method:
@@ -339,7 +264,8 @@ class Method:
         """The round's assignments, the longest work first (ties by client), which is also the order of merging."""
         plans = [(c, self.submodel(t, c)) for c in cohort]
         plans.sort(key=lambda plan: (-self._work(*plan), plan[0].id))
-        return [self.assignment(t, c, submodel) for c, submodel in plans]
+        asks = self.weighting.asks_loss
+        return [replace(self.assignment(t, c, submodel), asks_loss=asks) for c, submodel in plans]
 
     def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
         """What the client is told to do with the submodel that it gets."""
@@ -350,15 +276,24 @@ class Method:
 
     def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
         """Put the accepted updates together as they come. Nothing changes until the last one is in."""
-        average = OverlapAverage(self.state)
+        filled = self.supernet.parameters if self.context.server.rule == "fill" else ()
+        average, losses = OverlapAverage(self.state, filled), dict[int, float]()
         for assignment, update in results:
             counted = self.counted(assignment)
             average.add(assignment.trained(update), update.payload["model"], self.weight(update), counted)
+            if update.start_loss is not None:
+                losses[update.client] = update.start_loss
         self.state = self.optimizer.step(self.state, average)
+        self.weighting.learn(losses)
+
+    @cached_property
+    def weighting(self) -> Weighting:
+        """How much each client counts in the average."""
+        return weighting(self.context.server, [client.id for client in self.eligible()])
 
     def weight(self, update: Update) -> float:
         """a_n, the update's weight in the average."""
-        return float(update.examples) if self.context.server.weights == "examples" else 1.0
+        return self.weighting.weight(update.client, update.examples, update.start_loss)
 
     def macs(self, assignment: Assignment, update: Update) -> float:
         """Multiply-accumulates of the forward passes of one example in the client's training."""
@@ -387,9 +322,11 @@ class Method:
     def saved(self) -> State:
         """Every tensor that a later round needs, for the checkpoint."""
         tensors = {f"model/{name}": tensor for name, tensor in self.state.items()}
-        return tensors | {f"optimizer/{name}": tensor for name, tensor in self.optimizer.moments.items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self.optimizer.moments.items()}
+        return tensors | {f"weighting/{name}": tensor for name, tensor in self.weighting.state.items()}
 
     def restore(self, tensors: State) -> None:
         """Take up what `saved` returned."""
         self.state = {name: tensors[f"model/{name}"] for name in self.state}
         self.optimizer.moments = {n: tensors[f"optimizer/{n}"] for n in self.optimizer.moments}
+        self.weighting.state = {n: tensors[f"weighting/{n}"] for n in self.weighting.state}

@@ -22,6 +22,8 @@ class FullModelMethod(Method):
     Options = FullModelOptions
 
     def resolve(self, context: Context, options: Any) -> Any:
+        if context.server.rule == "fill":
+            raise MethodError("server.rule = 'fill': has no effect, all clients of a round train the same model")
         widths = {client.width for client in context.clients}
         if len(widths) > 1 and options.fit is None:
             raise MethodError(

@@ -73,11 +73,11 @@ class Network(nn.Module):
         """Set to zero the gradient of every weight that the submodel does not hold; here all are held."""
 
     @torch.no_grad()
-    def observe(self, x: Tensor) -> None:
-        """One pass that sets every running statistic to that of this batch; all else is as in evaluation."""
+    def observe(self, x: Tensor) -> Tensor:
+        """Logits of a pass that sets every running statistic to that of this batch; else as in evaluation."""
         if None not in self._graphs:
             self._graphs[None] = _observing(self.graphs[1])
-        self._graphs[None](x)
+        return self._graphs[None](x)
 
 
 def _observing(evaluation: fx.GraphModule) -> fx.GraphModule:

@@ -21,12 +21,14 @@ Correction = Callable[[Mapping[str, nn.Parameter]], None]
 
 @dataclass(frozen=True)
 class Report:
-    """What local training tells: mean loss over its steps, steps, examples gone through, learning rate."""
+    """What local training tells: mean loss over its steps, steps, examples gone through, learning rate; and the
+    mean loss before the first step, where it was asked."""
 
     loss: float
     steps: int
     seen: int
     lr: float
+    start: float | None = None
 
 
 def of_logits(network: Network, loss: Loss = nn.functional.cross_entropy) -> Objective:
@@ -72,6 +74,23 @@ def train_locally(
     return Report(total / steps, steps, seen, lr)
 
 
+@torch.no_grad()
+def mean_loss(network: Network, data: Examples, loss: Loss, options: TrainingOptions) -> float:
+    """The mean loss of a network's logits over a client's data, in batches as large as training's.
+
+    Norms take the statistics of the batch, as training does, since those that the server has may be of another
+    network; all else is as in evaluation. The network's tensors stay as they are.
+    """
+    before, total, count = network.values(), 0.0, 0
+    for index in _pieces(torch.arange(len(data)), options.batch_size):
+        x, y = data.batch(index)
+        targets = int((y >= 0).sum())
+        total += loss(network.observe(x), y).item() * targets
+        count += targets
+    network.load(before)
+    return total / count
+
+
 def make_optimizer(weights: list[nn.Parameter], options: TrainingOptions, lr: float) -> torch.optim.Optimizer:
     """The optimizer of one round."""
     if options.optimizer == "adamw":
@@ -84,6 +103,10 @@ def _batches(data: Examples, size: int, steps: int, draws: torch.Generator) -> I
     pieces: list[Tensor] = []
     for _ in range(steps):
         if not pieces:
-            order = torch.randperm(len(data), generator=draws)
-            pieces = list(order.tensor_split(-(-len(data) // size)))
+            pieces = _pieces(torch.randperm(len(data), generator=draws), size)
         yield data.batch(pieces.pop(0))
+
+
+def _pieces(order: Tensor, size: int) -> list[Tensor]:
+    """Indices cut into pieces of nearly equal size, at most ``size``."""
+    return list(order.tensor_split(-(-len(order) // size)))
