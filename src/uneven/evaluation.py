@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from uneven.data import ClientData, Examples, Federation
+from uneven.data.federation import NOTHING
 from uneven.methods import ClientCard, Method
 from uneven.options import Options
 from uneven.submodels import Network
 
 BATCH = 250
+LOGITS = 1 << 22
+"""Most logits that are made at once, so that long texts and many tokens still fit."""
+TOP = 3
 
 
 class EvaluationOptions(Options):
@@ -27,10 +31,25 @@ class EvaluationOptions(Options):
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy in [0, 1] and mean cross-entropy in nats."""
+    """How good predictions are.
+
+    ``accuracy``: in [0, 1], over all targets: the examples, or of texts everything that is to be predicted.
+    ``loss``: mean cross-entropy of a target in nats. Of texts also ``top3``, the share of targets of which fewer
+    than three tokens are given a higher probability, and ``text_perplexity``, the mean over texts that have a
+    target of exp(mean cross-entropy of the text).
+    """
 
     accuracy: float
     loss: float
+    top3: float | None = None
+    text_perplexity: float | None = None
+
+    def numbers(self) -> dict[str, float]:
+        """What is written down of it, by name; of texts with ``perplexity``, exp(loss)."""
+        if self.top3 is None or self.text_perplexity is None:
+            return {"accuracy": self.accuracy, "loss": self.loss}
+        perplexity = torch.tensor(self.loss, dtype=torch.float64).exp().item()  # infinity, where math would raise
+        return {**asdict(self), "perplexity": perplexity}
 
 
 @dataclass(frozen=True)
@@ -65,7 +84,8 @@ class Evaluation:
 
 def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard], t: int) -> Evaluation:
     """Evaluate the method's state after round t."""
-    full = ClientCard(-1, 0, torch.zeros(federation.info.num_classes), 1.0, 1.0, method.supernet.size)
+    classes = federation.info.num_classes
+    full = ClientCard(-1, 0, torch.zeros(classes), 1.0, 1.0, method.supernet.size)
     capacities = {card.capacity: card for card in [full, *cards]}
     by_capacity: dict[float, Score] = {}
     local: dict[int, float] = {}
@@ -80,14 +100,14 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
             down += len(able) * submodel.nbytes
             up += len(able) * sum(network.tensors[name].nbytes for pair in running for name in pair)
             macs += submodel.macs * sum(len(federation.clients[n].train) for n in able)
-        by_capacity[capacity] = _score(network, federation.test)
+        by_capacity[capacity] = _score(network, federation.test, classes)
         mine = [card for card in cards if card.capacity == capacity]
         own = {card.id: method.own_submodel(card, t, federation.clients[card.id].train) for card in mine}
-        local |= _local(network, [federation.clients[n] for n, part in own.items() if part is None])
+        local |= _local(network, [federation.clients[n] for n, part in own.items() if part is None], classes)
         for n, part in own.items():
             if part is not None:
                 network = part.network().load(method.values(part)).eval()
-                local |= _local(network, [federation.clients[n]])
+                local |= _local(network, [federation.clients[n]], classes)
     return Evaluation(
         by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), Recalibration(down, up, macs)
     )
@@ -118,29 +138,59 @@ def recalibrate(network: Network, running: Sequence[tuple[str, str]], data: Sequ
         network.tensors[var_name].copy_(first[var_name] / total - mean.square())
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """What becomes of each of n examples, (n,) float64 sums over its targets.
+
+    ``targets``: how many there are, 1 of an example that has a class. ``right``: how many are predicted.
+    ``top3``: see `Score`. ``loss``: their cross-entropy in nats.
+    """
+
+    targets: Tensor
+    right: Tensor
+    top3: Tensor
+    loss: Tensor
+
+
 @torch.no_grad()
-def _predict(network: Network, data: Examples) -> tuple[Tensor, Tensor]:
-    """For each example: whether it is classified right, and its cross-entropy."""
-    right, loss = [], []
-    for index in torch.arange(len(data)).split(BATCH):  # type: ignore[no-untyped-call]
+def predict(network: Network, data: Examples, classes: int) -> Predictions:
+    """The predictions of a network in evaluation mode, which chooses among so many classes or tokens."""
+    sums = torch.zeros(4, len(data), dtype=torch.float64)
+    size = max(1, min(BATCH, LOGITS // (data.y[0].numel() * classes)))
+    for index in torch.arange(len(data)).split(size):  # type: ignore[no-untyped-call]
         x, y = data.batch(index)
-        logits = network(x)
-        right.append(logits.argmax(dim=1) == y)
-        loss.append(torch.nn.functional.cross_entropy(logits, y, reduction="none"))
-    return torch.cat(right), torch.cat(loss)
+        there = y != NOTHING
+        logits, goal = network(x)[there], y[there]
+        own = logits.gather(1, goal.unsqueeze(1))
+        found = [
+            torch.ones(len(goal)),
+            logits.argmax(dim=1) == goal,
+            (~(logits <= own)).sum(1) < TOP,  # nothing is above what is not a number
+            torch.nn.functional.cross_entropy(logits, goal, reduction="none"),
+        ]
+        text = index[there.nonzero()[:, 0]]
+        for total, one in zip(sums, found, strict=True):
+            total.index_add_(0, text, one.double())
+    return Predictions(*sums)
 
 
-def _score(network: Network, data: Examples) -> Score:
-    right, loss = _predict(network, data)
-    return Score(right.double().mean().item(), loss.double().mean().item())
+def _score(network: Network, data: Examples, classes: int) -> Score:
+    found = predict(network, data, classes)
+    targets = found.targets.sum()
+    accuracy, loss = ((total.sum() / targets).item() for total in (found.right, found.loss))
+    if data.y.dim() == 1:
+        return Score(accuracy, loss)
+    has = found.targets > 0
+    text = (found.loss[has] / found.targets[has]).exp().mean().item()
+    return Score(accuracy, loss, (found.top3.sum() / targets).item(), text)
 
 
-def _local(network: Network, clients: Sequence[ClientData]) -> dict[int, float]:
+def _local(network: Network, clients: Sequence[ClientData], classes: int) -> dict[int, float]:
     """Each client's accuracy on its own test split, all in one go (evaluation does not couple examples)."""
     if not clients:
         return {}
     tests = [client.test for client in clients]
     pooled = Examples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
-    right, _ = _predict(network, pooled)
-    parts = right.double().split([len(test) for test in tests])  # type: ignore[no-untyped-call]
-    return {client.id: part.mean().item() for client, part in zip(clients, parts, strict=True)}
+    found, sizes = predict(network, pooled, classes), [len(test) for test in tests]
+    parts = zip(clients, found.right.split(sizes), found.targets.split(sizes), strict=True)  # type: ignore
+    return {client.id: (right.sum() / targets.sum()).item() for client, right, targets in parts}

@@ -49,13 +49,22 @@ def load_model(spec: Spec) -> tuple[Federation, Supernet]:
     model = models.build(spec.model.name, federation.info, spec.model.options, spec.seed)
     example, _ = federation.test.batch(torch.tensor([0]))
     supernet = Supernet(model, example[0], **spec.groups.arguments())
-    sizes, classes = [axis.size for axis in supernet.structure.output[1:]], federation.info.num_classes
-    if sizes != [*([supernet.exits] if supernet.exits else []), classes]:
-        raise ModelError(
-            f"model.name = {spec.names['model']!r}: its output is (batch, {', '.join(map(str, sizes))}), and the "
-            f"data have {classes} classes: it must be (batch, {classes})"
-        )
+    _check_output([axis.size for axis in supernet.structure.output[1:]], supernet, federation, spec)
     return federation, supernet
+
+
+def _check_output(sizes: list[int], supernet: Supernet, federation: Federation, spec: Spec) -> None:
+    info = federation.info
+    classes, what = info.num_classes, f"{info.num_classes} classes"
+    wanted = [*([supernet.exits] if supernet.exits else []), classes]
+    if info.task == "next_token":
+        wanted, what = [*info.input_shape, classes], f"texts of {info.input_shape[0]} of {classes} tokens"
+    if sizes != wanted:
+        shown, right = (", ".join(map(str, axes)) for axes in (sizes, wanted))
+        raise ModelError(
+            f"model.name = {spec.names['model']!r}: its output is (batch, {shown}), and the data have {what}: it "
+            f"must be (batch, {right})"
+        )
 
 
 class Experiment:

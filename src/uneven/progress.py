@@ -85,9 +85,12 @@ def result_table(result: dict[str, Any]) -> Table:
 def closing_lines(result: dict[str, Any]) -> list[str]:
     """The outcome in words."""
     local = result["local"]
+    text = ""
+    if "perplexity" in result:
+        text = f"; top-3 accuracy {result['top3']:.3f}, perplexity {result['perplexity']:,.1f}"
     lines = [
         f"full model: accuracy {result['accuracy']:.3f}, best {result['best_accuracy']:.3f} "
-        f"in round {result['best_round']}",
+        f"in round {result['best_round']}{text}",
         f"clients on their own test data: mean {local['mean']:.3f}, worst {local['worst']:.3f}, "
         f"tail {local['tail']:.3f} (lowest 30 %)",
         "* of one client, down and up; an estimate: the tensors that travel, uncoded",

@@ -54,11 +54,9 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
         line["diagnostics"] = log.diagnostics
     if evaluation is not None:
         line["evaluation"] = {
-            "accuracy": evaluation.full.accuracy,
-            "loss": evaluation.full.loss,
+            **evaluation.full.numbers(),
             "per_capacity": [
-                {"capacity": capacity, "accuracy": score.accuracy, "loss": score.loss}
-                for capacity, score in _scores(experiment, evaluation)
+                {"capacity": capacity, **score.numbers()} for capacity, score in _scores(experiment, evaluation)
             ],
             "local": evaluation.local_summary(),
             "recalibration": asdict(evaluation.recalibration),
@@ -100,8 +98,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "seed": spec.seed,
         "version": version("uneven"),
         "rounds": spec.rounds,
-        "accuracy": evaluation.full.accuracy,
-        "loss": evaluation.full.loss,
+        **evaluation.full.numbers(),
         "best_accuracy": best["evaluation"]["accuracy"],
         "best_round": best["round"],
         "per_capacity": _per_capacity(experiment, lines, evaluation),
@@ -150,8 +147,7 @@ def _per_capacity(experiment: Experiment, lines: Sequence[Line], evaluation: Eva
                 "memory": max(cost(part, "memory", experiment.spec.training) for part in (submodel, held)),
                 "parameters_held": held.size,
                 "bytes": _mean_bytes({card.id for card in cards}, lines),
-                "accuracy": score.accuracy,
-                "loss": score.loss,
+                **score.numbers(),
             }
         )
     return rows

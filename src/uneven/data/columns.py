@@ -18,8 +18,11 @@ LABELS = ("label", "fine_label")
 CLIENTS = ("user", "publication", "role")
 
 
-def find(key: str, wanted: str | None, usual: Sequence[str], schema: pa.Schema, where: str) -> str:
-    """The column's name: the one wanted, or else the first of the usual ones that is there."""
+def find(key: str, wanted: str | None, usual: Sequence[str], schema: pa.Schema, where: str, hint: str = "") -> str:
+    """The column's name: the one wanted, or else the first of the usual ones that is there.
+
+    ``hint``: what else can be done where there is none.
+    """
     if wanted is not None:
         if wanted not in schema.names:
             raise DataError(f"data.{key} = '{wanted}': no such column in {where}; {nearest(wanted, schema.names)}")
@@ -29,6 +32,7 @@ def find(key: str, wanted: str | None, usual: Sequence[str], schema: pa.Schema, 
             return name
     raise DataError(
         f"{where} has none of the columns {', '.join(usual)}: set data.{key} to one of {', '.join(schema.names)}"
+        + hint
     )
 
 

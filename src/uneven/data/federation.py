@@ -1,9 +1,14 @@
 """What the rest of the library sees of data: examples, clients, a federation."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Task = Literal["classify", "next_token"]
+NOTHING = -100
+"""The target where there is nothing to predict: after the end of a text, and instead of an unknown word."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -11,7 +16,8 @@ class Examples:
     """Labelled examples.
 
     ``x``: (n, *input_shape), uint8 images with channels first, or float32 or int64 numbers.
-    ``y``: (n,) int64 classes.
+    ``y``: (n,) int64 classes; or, for the next token, (n, length) int64: of each position the token that follows
+    it, or `NOTHING`.
     """
 
     x: Tensor
@@ -39,6 +45,7 @@ class Info:
     input_shape: tuple[int, ...]
     """Shape of one input, e.g. ``(1, 28, 28)``."""
     num_classes: int
+    """How many classes there are to choose from; for the next token, how many tokens."""
     labels: tuple[str, ...]
     """The classes' names, ``num_classes`` of them."""
     vocab_size: int | None = None
@@ -47,6 +54,8 @@ class Info:
     """The id of the token that fills short texts up; says nothing, and is to be masked."""
     tokenizer: str | None = None
     """``data.tokenizer``, which a pretrained model compares with its own."""
+    task: Task = "classify"
+    """What is predicted: a class of each input, or at each position of a text the token that follows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +74,13 @@ class ClientData:
     test: Examples
     attributes: dict[str, float] = field(default_factory=dict)
     """Numeric columns that are constant within each natural client, such as a device's memory."""
+    token_counts: Tensor | None = None
+    """(vocab_size,) int64: how often each token comes in the training texts, as cut; filling does not count.
+    None where the inputs are no texts."""
 
     def label_counts(self, num_classes: int) -> Tensor:
-        """(num_classes,) int64: how many training examples of each class."""
-        return torch.bincount(self.train.y, minlength=num_classes)
+        """(num_classes,) int64: how many training examples of each class; for the next token, how many targets."""
+        return torch.bincount(self.train.y[self.train.y != NOTHING], minlength=num_classes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from uneven.data import options as data_options
-from uneven.data.federation import ClientData, Examples, Federation, Info
+from uneven.data.federation import NOTHING, ClientData, Examples, Federation, Info
 from uneven.data.options import DataOptions
 from uneven.data.partitions import SMALLEST, natural, share
 from uneven.data.reading import read
 from uneven.data.rows import Rows, Splits
-from uneven.data.text import refuse_options, tokenizer
+from uneven.data.text import Tokens, refuse_options, tokenizer
 from uneven.errors import DataError
 from uneven.rng import generator
 
@@ -27,7 +27,7 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     ``count``: the number of clients; None means one per natural id, or 100. The same options, count and seed
     give the same bits. Raises `DataError` where the data or the partition does not allow what is asked.
     """
-    splits = read(options)
+    splits = _checked(read(options), options)
     train, test = _global_split(splits, options, seed)
     train = train.take(_limited(train.examples.y, options.train_limit, "training", seed))
     parts, names, held = _parts(options, train, count, seed)
@@ -39,9 +39,8 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
     if splits.texts is None:
         refuse_options(options)
-    else:
-        train, test, info = _tokenised(options, splits.texts, train, test, [cut.train for cut in cuts], info)
-    return Federation(_clients(train, cuts, names), test, info)
+        return Federation(_clients(train, cuts, names), test, info)
+    return _tokenised(options, splits.texts, train, test, cuts, names, info)
 
 
 class _Cut(NamedTuple):
@@ -57,19 +56,72 @@ def _cut(part: Tensor, test_share: float, seed: int, client: int) -> _Cut:
     return _Cut(shuffled[:held], shuffled[held:])
 
 
+def _checked(splits: Splits, options: DataOptions) -> Splits:
+    """The same; a `DataError` where they do not do for the task and the partition."""
+    if splits.texts is None and options.task == "next_token":
+        raise DataError("data.task = 'next_token': needs texts, and the inputs are none")
+    if not splits.labels and options.task == "classify":
+        raise DataError("data.task = 'classify': needs labels, and the texts have none; or use 'next_token'")
+    if not splits.labels and options.goes_by_label:
+        raise DataError(
+            f"data.partition.kind = '{options.partition.kind}': goes by labels, and there are none; name a column as "
+            "data.label, or use natural, iid, linear, square or exponential"
+        )
+    return splits
+
+
 def _tokenised(
-    options: DataOptions, texts: tuple[str, ...], train: Rows, test: Examples, trained_on: list[Tensor], info: Info
-) -> tuple[Rows, Examples, Info]:
+    options: DataOptions,
+    texts: tuple[str, ...],
+    train: Rows,
+    test: Examples,
+    cuts: list[_Cut],
+    names: list[str],
+    info: Info,
+) -> Federation:
     """Numbers of texts become rows of tokens; a tokenizer is trained on the clients' training texts only."""
 
     def named(x: Tensor) -> list[str]:
         return [texts[i] for i in x.flatten().tolist()]
 
-    tokens = tokenizer(options, named(train.examples.x[torch.cat(trained_on)]))
-    examples, held = (Examples(tokens(named(split.x)), split.y) for split in (train.examples, test))
-    shape = tuple(held.x.shape[1:])
-    info = replace(info, input_shape=shape, vocab_size=tokens.size, pad_id=tokens.pad, tokenizer=tokens.name)
-    return replace(train, examples=examples), held, info
+    seen = named(train.examples.x[torch.cat([cut.train for cut in cuts])])
+    if not any(text.strip() for text in seen):
+        raise DataError("the clients' training texts are all empty")
+    encode = tokenizer(options, seen)
+    every, held = (encode(named(split.x)) for split in (train.examples, test))
+    if options.task == "classify":
+        examples, test = Examples(every.ids, train.examples.y), Examples(held.ids, test.y)
+    else:
+        examples, test = (Examples(t.ids[:, :-1], encode.targets(t)) for t in (every, held))
+        info = replace(info, num_classes=len(encode.tokens), labels=encode.tokens, task="next_token")
+    info = replace(
+        info,
+        input_shape=tuple(test.x.shape[1:]),
+        vocab_size=len(encode.tokens),
+        pad_id=encode.pad,
+        tokenizer=encode.name,
+    )
+    clients = tuple(
+        replace(client, token_counts=encode.counts(Tokens(every.ids[cut.train], every.real[cut.train])))
+        for client, cut in zip(_clients(replace(train, examples=examples), cuts, names), cuts, strict=True)
+    )
+    if info.task == "next_token":
+        _require_targets(clients, test)
+    return Federation(clients, test, info)
+
+
+def _require_targets(clients: tuple[ClientData, ...], test: Examples) -> None:
+    """A `DataError` where some split has nothing to predict."""
+    splits = [
+        (f"client '{c.name}'", kind, e) for c in clients for kind, e in (("training", c.train), ("test", c.test))
+    ]
+    for whose, kind, examples in [*splits, ("the federation", "global test", test)]:
+        if not bool((examples.y != NOTHING).any()):
+            raise DataError(
+                f"{whose} has nothing to predict in its {len(examples)} {kind} texts: all have less than two tokens, or "
+                "unknown ones only; leave out small clients (data.partition.drop_below), or know more words "
+                "(data.vocab_size, data.min_count)"
+            )
 
 
 def _global_split(splits: Splits, options: DataOptions, seed: int) -> tuple[Rows, Examples]:

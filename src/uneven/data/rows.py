@@ -35,8 +35,9 @@ class Rows:
 class Splits:
     """A set as its source gives it.
 
-    ``test``: None where the source has no test split. ``texts``: where inputs are texts, all of them; an
-    example's x, ``(1,)``, is then the number of its text, until it is known which texts are for training.
+    ``test``: None where the source has no test split. ``labels``: the classes' names, none where the source gives
+    no labels; y is then 0. ``texts``: where inputs are texts, all of them; an example's x, ``(1,)``, is then the
+    number of its text, until it is known which texts are for training.
     """
 
     train: Rows
@@ -81,21 +82,35 @@ def from_tensors(
 
 def from_texts(
     texts: Sequence[str],
-    y: Tensor,
+    y: Tensor | None = None,
     *,
-    test: tuple[Sequence[str], Tensor] | None = None,
+    test: tuple[Sequence[str], Tensor | None] | None = None,
     labels: Sequence[str] | None = None,
     client: Sequence[str] | Sequence[int] | Tensor | None = None,
 ) -> InMemory:
-    """A source for ``DataOptions(source=...)`` out of n texts; all else as in `from_tensors`."""
+    """A source for ``DataOptions(source=...)`` out of n texts; all else as in `from_tensors`.
+
+    ``y`` may be None, in both splits, where the next token is predicted.
+    """
     splits = [list(texts)] if test is None else [list(texts), list(test[0])]
     wrong = next((text for split in splits for text in split if not isinstance(text, str)), None)
     if wrong is not None:
         raise DataError(f"a text is {wrong!r}: strings are needed")
     xs, every = numbered(splits)
-    held = None if test is None else (xs[1], test[1])
-    memory = from_tensors(xs[0], y, test=held, labels=labels, client=client)
-    return InMemory(replace(memory.splits, texts=every))
+    ys = [y] if test is None else [y, test[1]]
+    given = [one for one in ys if one is not None]
+    if len(given) not in (0, len(ys)):
+        raise DataError("y is given for one of train and test: give it for both, or for none")
+    if not given and labels is not None:
+        raise DataError(f"labels = {list(labels)} has no effect without y: leave it out")
+    train, *held = zip(xs, given or [unlabelled(len(x)) for x in xs], strict=True)
+    memory = from_tensors(*train, test=held[0] if held else None, labels=labels, client=client)
+    return InMemory(replace(memory.splits, texts=every, labels=memory.splits.labels if given else ()))
+
+
+def unlabelled(n: int) -> Tensor:
+    """(n,) int64 zeros: the y of examples without labels, which are all alike to what goes by labels."""
+    return torch.zeros(n, dtype=torch.int64)
 
 
 def numbered(splits: Sequence[Sequence[str]]) -> tuple[list[Tensor], tuple[str, ...]]:

@@ -19,9 +19,11 @@ from torch import Tensor
 
 from uneven.coverage import Coverage
 from uneven.data import Examples
+from uneven.data.federation import NOTHING
 from uneven.scores import Gradients, gradients, score
 from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.submodels.masks import choose
+from uneven.training.losses import summed
 
 FISHER_RULES = {"raw": "fisher", "weighted": "weighted", "magnitude": "magnitude"}
 RULES = FISHER_RULES | {"random": "random"}
@@ -91,11 +93,12 @@ def fisher_of_first(network: Network, data: Examples, counts: Sequence[int]) -> 
 
 
 def gradient(network: Network, state: State, data: Examples) -> State:
-    """The gradient of the mean cross-entropy of all examples, in evaluation mode, at full tensors ``state``."""
+    """The gradient of the mean cross-entropy over all targets, in evaluation mode, at full tensors ``state``."""
     network.load(state).eval()
+    targets = max(int((data.y != NOTHING).sum()), 1)
     for index in torch.arange(len(data)).split(BATCH):  # type: ignore[no-untyped-call]
         x, y = data.batch(index)
-        loss = torch.nn.functional.cross_entropy(network(x), y, reduction="sum") / len(data)
+        loss = summed(network(x), y) / targets
         loss.backward()  # type: ignore[no-untyped-call]
     return {n: torch.zeros_like(w) if w.grad is None else w.grad.clone() for n, w in network.weights().items()}
 

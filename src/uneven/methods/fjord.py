@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from uneven.data.federation import NOTHING
 from uneven.errors import MethodError
 from uneven.methods.base import Context
 from uneven.methods.heterofl import Switch
@@ -35,7 +36,8 @@ class FjORDClient(NestedClient):
     """Trains the width drawn, by labels or by the predictions of the own width."""
 
     def goal(self, logits: Tensor, y: Tensor) -> Tensor:
-        return logits.softmax(1)
+        """The predictions; none where there is nothing to predict."""
+        return logits.softmax(-1) * (y != NOTHING).unsqueeze(-1)
 
 
 class FjORD(NestedMethod):

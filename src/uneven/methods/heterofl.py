@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from uneven.data import Examples
+from uneven.data.federation import NOTHING
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Client, ClientCard, Context, Method, MethodOptions
 from uneven.submodels import Network, Submodel
 from uneven.training import Loss
+from uneven.training.losses import cross_entropy
 
 Switch = bool | Literal["auto"]
 
@@ -26,8 +28,8 @@ class HeteroFLClient(Client):
     def loss(self, data: Examples) -> Loss:
         if not self.options.masked_loss:
             return super().loss(data)
-        has = torch.zeros(self.supernet.structure.output[-1].size).index_fill_(0, data.y, 1.0)
-        return lambda logits, y: torch.nn.functional.cross_entropy(logits * has, y)
+        has = torch.zeros(self.supernet.structure.output[-1].size).index_fill_(0, data.y[data.y != NOTHING], 1.0)
+        return lambda logits, y: cross_entropy(logits * has, y)
 
 
 class HeteroFL(Method):

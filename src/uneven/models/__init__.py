@@ -11,18 +11,22 @@ from pydantic import ValidationError
 from torch import nn
 
 from uneven.data import Info
+from uneven.data.federation import Task
 from uneven.errors import ModelError
 from uneven.lookup import find, unknown_options
 from uneven.models.encoder import encoder
+from uneven.models.recurrent import slimmable_lstm
 from uneven.models.resnet import resnet18, resnet_tiny
 from uneven.models.shufflenet import shufflenet_v2_x0_5
 from uneven.models.simple import cnn, mlp
 from uneven.rng import seeded, subseed
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    function.__name__: function for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5, encoder)
+    function.__name__: function
+    for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5, encoder, slimmable_lstm)
 }
-READS_TEXT = {"encoder"}
+READS_TEXT: dict[str, tuple[Task, ...]] = {"encoder": ("classify",), "slimmable_lstm": ("classify", "next_token")}
+"""The models that read texts, and what they can be asked."""
 
 
 def find_model(name: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -50,8 +54,8 @@ def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str
     unknown = unknown_options(function, options, "model", given=1)
     if unknown:
         raise ModelError("\n".join(unknown))
-    if info.vocab_size is not None and name in MODELS and name not in READS_TEXT:
-        raise ModelError(f"model.name = {name!r}: the inputs are texts, which it does not read; 'encoder' does")
+    if info.vocab_size is not None and name in MODELS:
+        _check_reads(str(name), info.task)
     try:
         with seeded(subseed(seed, "model")):
             model = function(info, **options)
@@ -65,6 +69,14 @@ def build(name: str | Callable[..., nn.Module], info: Info, options: Mapping[str
     if not isinstance(model, nn.Module):
         raise ModelError(f"model.name = {name!r}: must return a torch.nn.Module, not {type(model).__name__}")
     return model
+
+
+def _check_reads(name: str, task: Task) -> None:
+    able = " or ".join(repr(other) for other, tasks in READS_TEXT.items() if task in tasks)
+    if name not in READS_TEXT:
+        raise ModelError(f"model.name = {name!r}: the inputs are texts, which it does not read; use {able}")
+    if task not in READS_TEXT[name]:
+        raise ModelError(f"model.name = {name!r}: cannot be used with data.task = {task!r}; use {able}")
 
 
 def _problem(error: Mapping[str, Any]) -> str:

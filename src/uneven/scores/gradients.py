@@ -6,7 +6,6 @@ from typing import get_args
 
 import torch
 from torch import Tensor, fx
-from torch.nn.functional import cross_entropy
 
 from uneven.data import Examples
 from uneven.errors import MethodError, nearest
@@ -15,6 +14,7 @@ from uneven.scores.ways import Way, looped, planned
 from uneven.submodels import Network, State
 from uneven.submodels.rules import arguments, operator_name
 from uneven.training import Loss
+from uneven.training.losses import of_examples
 
 
 @torch.enable_grad()
@@ -23,7 +23,7 @@ def gradients(
     data: Examples,
     limit: int = 512,
     *,
-    loss: Loss = cross_entropy,
+    loss: Loss = of_examples,
     chunk_bytes: int = 512 << 20,
     method: Way = "auto",
 ) -> Gradients:
@@ -33,7 +33,8 @@ def gradients(
 
     Args:
         data: labelled examples; the first ``limit`` of them are used.
-        loss: of logits ``(1, classes)`` and labels ``(1,)``, a scalar.
+        loss: of logits ``(1, ...)`` and labels of one example, a scalar; by default -log p(y | x), of a text the
+            sum over its targets.
         chunk_bytes: what activations and gradients of the examples that are worked on at once may take, roughly.
         method: ``layers``, ``vmap`` or ``loop`` (see `uneven.scores.ways`); ``auto`` is the first of them that
             the model allows and that is worth it.
@@ -55,7 +56,7 @@ def gradients(
 
 @torch.enable_grad()
 def batch_squares(network: Network, data: Examples, limit: int, batch: int) -> tuple[State, int]:
-    """The mean over batches of the squared gradient of a batch's mean cross-entropy; and the examples it took.
+    """The mean over batches of the squared gradient of a batch's mean -log p(y | x); and the examples it took.
 
     An approximation of F for the price of an epoch: squares of means, not a mean of squares.
 
@@ -67,7 +68,7 @@ def batch_squares(network: Network, data: Examples, limit: int, batch: int) -> t
     """
     data = _checked(data, "auto", limit=limit, batch=batch)
     tally = Tally(network.weights())
-    add = looped(network.eval(), tally, cross_entropy)
+    add = looped(network.eval(), tally, of_examples)
     starts = range(0, len(data), batch)
     for start in starts:
         add(*_batch(data, start, start + batch))
@@ -83,7 +84,7 @@ def _checked(data: Examples, method: str, **counts: int) -> Examples:
         raise MethodError(f"method = {method!r}: {nearest(method, get_args(Way))}")
     if not len(data):
         raise MethodError("gradients are taken of labelled examples: there are none")
-    if data.y.dtype != torch.int64 or bool((data.y < 0).any()):
+    if data.y.dtype != torch.int64 or (data.y.dim() == 1 and bool((data.y < 0).any())):
         raise MethodError("gradients are taken of labelled examples: some have no label (a class, 0 or more)")
     return data[: counts["limit"]]
 

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, fx
 from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 from uneven.errors import MethodError
@@ -26,6 +25,7 @@ from uneven.scores.tally import Tally
 from uneven.submodels import Network
 from uneven.submodels.rules import operator_name
 from uneven.training import Loss
+from uneven.training.losses import of_examples, summed
 
 Way = Literal["auto", "layers", "vmap", "loop"]
 Add = Callable[[Tensor, Tensor], None]
@@ -112,8 +112,8 @@ def layered(run: Watched, loss: Loss) -> Add:
 
 def _summed(loss: Loss, logits: Tensor, y: Tensor) -> Tensor:
     """The sum of the losses of single examples."""
-    if loss is cross_entropy:
-        return cross_entropy(logits, y, reduction="sum")
+    if loss is of_examples:
+        return summed(logits, y)
     return torch.stack([loss(logits[i : i + 1], y[i : i + 1]) for i in range(len(y))]).sum()
 
 

@@ -37,6 +37,7 @@ from uneven.errors import ModelError, UnevenError
 from uneven.models import build
 from uneven.submodels import MaskSubmodel, Submodel, Supernet
 from uneven.training.local import make_optimizer, of_logits, train_locally
+from uneven.training.losses import cross_entropy
 from uneven.training.options import TrainingOptions
 
 STEPS = 2
@@ -98,7 +99,7 @@ def simulate_training(network: nn.Module, example: Tensor, training: TrainingOpt
         twin.train()
         for _ in range(STEPS):
             optimizer.zero_grad()
-            loss = _loss(twin(_batch(example, training.batch_size)), None)
+            loss = _loss(twin(_batch(example, training.batch_size)))
             forward = live.now
             before, live.peak = live.peak, live.now
             loss.backward()  # type: ignore[no-untyped-call]
@@ -135,11 +136,9 @@ def _batch(example: Tensor, batch: int) -> Tensor:
     return torch.zeros(batch, *example.shape, dtype=example.dtype)
 
 
-def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
-    """Cross-entropy of logits ``(..., classes)``; without labels, of class 0."""
-    rows = logits.flatten(0, -2)
-    labels = torch.zeros(len(rows), dtype=torch.int64) if labels is None else labels.flatten()
-    return nn.functional.cross_entropy(rows, labels)
+def _loss(logits: Tensor) -> Tensor:
+    """Cross-entropy with class 0, at every exit or position."""
+    return cross_entropy(logits, torch.zeros(logits.shape[:-1], dtype=torch.int64))
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -312,7 +311,7 @@ def _measure_here(job: Mapping[str, Any]) -> Memory:
     inference = _peak() - start
     labels = torch.zeros(shape[:-1], dtype=torch.int64)
     _settle()
-    train_locally(network, Examples(x, labels), training, 1e-6, torch.Generator(), of_logits(network, _loss))
+    train_locally(network, Examples(x, labels), training, 1e-6, torch.Generator(), of_logits(network))
     return Memory(_peak() - start, inference)
 
 
@@ -340,7 +339,7 @@ def _warm_up(training: TrainingOptions) -> None:
     small, x = _Small(), torch.randn(4, 3, 32, 32)
     optimizer = make_optimizer(list(small.parameters()), training, 1e-6)
     for _ in range(STEPS):
-        _loss(small(x), None).backward()  # type: ignore[no-untyped-call]
+        _loss(small(x)).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(small.parameters(), 1.0)
         optimizer.step()
     with torch.no_grad():

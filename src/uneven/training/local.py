@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from uneven.data import Examples
 from uneven.submodels.network import Network
+from uneven.training.losses import cross_entropy
 from uneven.training.options import TrainingOptions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -31,8 +32,8 @@ class Report:
     start: float | None = None
 
 
-def of_logits(network: Network, loss: Loss = nn.functional.cross_entropy) -> Objective:
-    """The loss of a network's logits ``(batch, classes)`` and the labels ``(batch,)``."""
+def of_logits(network: Network, loss: Loss = cross_entropy) -> Objective:
+    """The loss of a network's logits and the labels, as `uneven.training.losses` has them."""
     return lambda x, y: (loss(network(x), y),)
 
 
