@@ -24,36 +24,42 @@ def links(supernet: Supernet, density: float, layers: Layers = "erk") -> dict[st
         MethodError: there is nothing to prune, what is never pruned is more than the density allows, or a layer
             would have no link.
     """
+    left = links_in_all(supernet, density)
     sizes = {name: supernet.initial[name].numel() for name in supernet.maskable}
-    if not sizes:
-        raise MethodError(NOTHING_TO_MASK)
-    fixed = supernet.size - sum(sizes.values())
-    budget = round(density * supernet.size) - fixed
-    if budget < 0:
-        raise MethodError(
-            f"method.density = {density:g}: norms and biases, which are never pruned, are already "
-            f"{fixed / supernet.size:.3g} of the model"
-        )
     weights = {name: _weight(supernet, name, layers) for name in sizes}
-    dense: list[str] = []
+    sparse: list[str] = list(sizes)
+    dense: dict[str, int] = {}
     while True:
-        sparse = [name for name in sizes if name not in dense]
-        left = budget - sum(sizes[name] for name in dense)
-        if left < 0:
-            raise MethodError(f"method.density = {density:g}: too low for the layers {dense}, which stay dense")
         total = math.fsum(weights[name] * sizes[name] for name in sparse)
-        full = [name for name in sparse if left * weights[name] > total]
+        full = {name: sizes[name] for name in sparse if left * weights[name] > total}
         if not full:
             break
-        dense += full
+        left -= sum(full.values())  # less than what was left: each of them was to have more than it has places
+        dense |= full
+        sparse = [name for name in sparse if name not in full]
     shares = [weights[name] * sizes[name] for name in sparse]
-    counts = {name: sizes[name] for name in dense} | dict(
-        zip(sparse, apportion(shares, left) if sparse else [], strict=True)
-    )
+    counts = dense | (dict(zip(sparse, apportion(shares, left), strict=True)) if sparse else {})
     empty = [name for name, count in counts.items() if not count]
     if empty:
         raise MethodError(f"method.density = {density:g}: {empty[0]} would have no link; use a higher density")
     return {name: counts[name] for name in sizes}
+
+
+def links_in_all(supernet: Supernet, density: float) -> int:
+    """Sum K_l: round(density d), less what is never pruned.
+
+    Raises:
+        MethodError: there is nothing to prune, or what is never pruned is more than the density allows.
+    """
+    if not supernet.maskable:
+        raise MethodError(NOTHING_TO_MASK)
+    fixed = supernet.size - sum(supernet.initial[name].numel() for name in supernet.maskable)
+    if round(density * supernet.size) < fixed:
+        raise MethodError(
+            f"method.density = {density:g}: norms and biases, which are never pruned, are already "
+            f"{fixed / supernet.size:.3g} of the model"
+        )
+    return round(density * supernet.size) - fixed
 
 
 def _weight(supernet: Supernet, name: str, layers: Layers) -> float:

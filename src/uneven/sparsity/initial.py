@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uneven.errors import MethodError
-from uneven.sparsity.densities import Layers, links
+from uneven.sparsity.densities import Layers, links, links_in_all
 from uneven.sparsity.rules import strongest
 from uneven.submodels import State, Supernet
 from uneven.submodels.topk import top_k
@@ -33,16 +33,16 @@ def initial_mask(
     Raises:
         MethodError: the density cannot be had, or leaves a layer without a link.
     """
-    counts = links(supernet, density, "uniform" if layers == "global" else layers)
     if layers != "global":
         return {
             name: strongest(scores[name], torch.ones_like(scores[name], dtype=torch.bool), k, draws)
-            for name, k in counts.items()
+            for name, k in links(supernet, density, layers).items()
         }
-    keys = [torch.rand(scores[name].shape, generator=draws) for name in counts]
-    best = top_k([scores[name] for name in counts], sum(counts.values()), keys)
-    mask = dict(zip(counts, best, strict=True))
-    for name in counts:
+    names = supernet.maskable
+    keys = [torch.rand(scores[name].shape, generator=draws) for name in names]
+    best = top_k([scores[name] for name in names], links_in_all(supernet, density), keys)
+    mask = dict(zip(names, best, strict=True))
+    for name in names:
         if not mask[name].any():
             raise MethodError(
                 f"method.density = {density:g}: {name} would have no link among the largest |x| of the whole "
