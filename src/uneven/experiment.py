@@ -11,13 +11,13 @@ from functools import cached_property
 import torch
 
 from uneven import data, models
-from uneven.allocation import deal
+from uneven.allocation import Allocation
 from uneven.data import Federation
 from uneven.diagnostics import Diagnostics
 from uneven.engines import Engine, SerialEngine, inspect
 from uneven.errors import ModelError, QuorumError, SpecError
 from uneven.evaluation import Evaluation, evaluate
-from uneven.fitting import fit
+from uneven.fitting import allocate, cards
 from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
 from uneven.rng import generator
 from uneven.spec import Spec
@@ -74,10 +74,11 @@ class Experiment:
         UnevenError: the spec, the data, the model and the method do not go together; says how.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: Spec, loaded: tuple[Federation, Supernet] | None = None) -> None:
+        """``loaded``: data and model, where they are not those that `load_model` gives."""
         self.spec = spec
-        self.federation, self.supernet = load_model(spec)
-        own = spec.clients.capacities.unit
+        self.federation, self.supernet = loaded or load_model(spec)
+        own = self.allocation.unit
         unit = spec.match or ("params" if own == "width" else own)
         context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server, unit)
         self.method: Method = spec.method_class(context, spec.method_options)
@@ -88,16 +89,14 @@ class Experiment:
         self.diagnostics = Diagnostics(spec.diagnostics, self.method, self.federation) if measures else None
 
     @cached_property
+    def allocation(self) -> Allocation:
+        """How much of the model each client gets."""
+        return allocate(self.spec, self.federation, self.supernet)
+
+    @cached_property
     def cards(self) -> list[ClientCard]:
         """What the server knows of every client."""
-        options, clients = self.spec.clients.capacities, self.federation.clients
-        capacities = deal(options, self.federation, self.spec.seed)
-        fits = {c: fit(self.supernet, self.spec, c) for c in sorted(set(capacities))}
-        classes = self.federation.info.num_classes
-        return [
-            ClientCard(client.id, len(client.train), client.label_counts(classes), capacity, *fits[capacity])
-            for client, capacity in zip(clients, capacities, strict=True)
-        ]
+        return cards(self.spec, self.federation, self.supernet, self.allocation)
 
     def cohort_size(self, eligible: Sequence[ClientCard]) -> int:
         cohort = self.spec.cohort
@@ -141,7 +140,7 @@ class Experiment:
                 log.failures.append(checked)
                 log.bytes_up.append(0)
             else:
-                log.bytes_up.append(_bytes_up(checked))
+                log.bytes_up.append(_bytes_up(assignment, checked))
                 log.losses.append(checked.loss)
                 log.macs += round(3 * self.method.macs(assignment, checked) * checked.seen)
                 log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
@@ -186,9 +185,13 @@ def _bytes_down(assignment: Assignment) -> int:
     submodel = assignment.submodel
     tensors = [(name, t) for state in assignment.payload.values() for name, t in state.items()]
     values = sum(submodel.select(name, tensor).numel() * tensor.element_size() for name, tensor in tensors)
-    return values + submodel.index_bytes
+    return values + (submodel.index_bytes if assignment.index_bytes is None else assignment.index_bytes)
 
 
-def _bytes_up(update: Update) -> int:
-    values = sum(t.numel() * t.element_size() for state in update.payload.values() for t in state.values())
-    return values + (update.submodel.index_bytes if update.submodel is not None else 0)
+def _bytes_up(assignment: Assignment, update: Update) -> int:
+    states = [*update.payload.values(), update.answers]
+    values = sum(t.numel() * t.element_size() for state in states for t in state.values())
+    chosen = update.submodel.index_bytes if update.submodel is not None else 0
+    growth = assignment.growth
+    named = sum(growth.nbytes(name) for name in update.candidates) if growth is not None else 0
+    return values + chosen + math.ceil(named)

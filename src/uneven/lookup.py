@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,13 +12,13 @@ from uneven.errors import UnevenError, nearest
 T = TypeVar("T")
 
 
-def find(name: str, known: Mapping[str, T], field: str, error: type[UnevenError]) -> T:
+def find(name: str, known: Mapping[str, T], field: str, error: Callable[[str], UnevenError]) -> T:
     """The entry of ``known``, or what a dotted path ``package.module:name`` leads to.
 
     Modules beside the user are found too: the current folder is searched.
 
     Raises:
-        error: names the field, the value and the nearest known name.
+        what ``error`` makes of a message: names the field, the value and the nearest known name.
     """
     if ":" not in name:
         if name not in known:

@@ -95,6 +95,13 @@ def closing_lines(result: dict[str, Any]) -> list[str]:
         f"tail {local['tail']:.3f} (lowest 30 %)",
         "* of one client, down and up; an estimate: the tensors that travel, uncoded",
     ]
+    given = result["allocation"]
+    if "budget" in given:
+        lines.insert(
+            -1,
+            f"budget: {given['budget']:g} of the full model's {given['cost']} asked of allocation "
+            f"'{given['policy']}', {given['realised']:.4f} realised in whole channels",
+        )
     if all(row["capacity"] < 1 for row in result["per_capacity"]):
         lines.insert(1, "no client holds the full model: its accuracy is that of what the method makes of it")
     if result["failures"]:

@@ -6,22 +6,24 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from math import fsum
 from typing import Any
 
 import torch
 
 from uneven.evaluation import Evaluation, Score
 from uneven.experiment import Experiment, Round
+from uneven.fitting import shares
 from uneven.submodels.cost import cost
 from uneven.tracking import Line
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
     """What a run chose where the spec left it open, and the versions that it ran with."""
-    options = experiment.method.options.model_dump(mode="json")
     return {
         "clients": {"count": len(experiment.cards)},
-        "method": options,
+        "allocation": experiment.allocation.options.model_dump(mode="json"),
+        "method": experiment.method.options.model_dump(mode="json"),
         "engine": {"name": "serial"},
         "versions": versions(),
     }
@@ -71,7 +73,9 @@ def _scores(experiment: Experiment, evaluation: Evaluation) -> Iterable[tuple[fl
 
 
 def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
-    """``clients.jsonl``: every client's size, capacity and last local accuracy."""
+    """``clients.jsonl``: every client's size, capacity, last local accuracy, and what the capacity came from."""
+    given = experiment.allocation
+    columns = {**given.columns, **({} if given.ratios is None else {"ratio": given.ratios})}
     rows = zip(experiment.federation.clients, experiment.cards, evaluation.local, strict=True)
     return [
         {
@@ -82,6 +86,7 @@ def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
             "width": card.width,
             "parameters": card.size,
             "local_accuracy": accuracy,
+            **{name: column[card.id] for name, column in columns.items()},
         }
         for client, card, accuracy in rows
     ]
@@ -93,6 +98,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
     best = max((line for line in lines if "evaluation" in line), key=lambda x: x["evaluation"]["accuracy"])
     return {
         **_budget(experiment),
+        "allocation": _allocation(experiment),
         "name": spec.name,
         "method": spec.names["method"],
         "seed": spec.seed,
@@ -114,6 +120,17 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
     }
+
+
+def _allocation(experiment: Experiment) -> dict[str, Any]:
+    """Who gave the clients their capacities, and what these cost on average, each client weighted by its share of
+    all training examples: the budget asked, the exact ratios, and what was realised in whole channels."""
+    given = experiment.allocation
+    unit, own = shares(experiment.spec, experiment.supernet, given)
+    examples = [card.examples for card in experiment.cards]
+    realised = fsum(n * share for n, share in zip(examples, own, strict=True)) / sum(examples)
+    budget = {} if given.budget is None else {"budget": given.budget, "exact": given.exact}
+    return {"policy": experiment.spec.names["allocation"], "cost": unit, **budget, "realised": realised}
 
 
 def _recalibration(lines: Sequence[Line]) -> dict[str, int]:

@@ -11,6 +11,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,10 +19,10 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from uneven.aggregation import ServerOptions
-from uneven.allocation import LEVELS, Capacities
+from uneven.allocation import LEVELS, Capacities, Policy, policy_class
 from uneven.data import DataOptions
 from uneven.diagnostics import DiagnosticsOptions
-from uneven.errors import MethodError, ModelError, SpecError, nearest
+from uneven.errors import ModelError, SpecError, UnevenError, nearest
 from uneven.evaluation import EvaluationOptions
 from uneven.lookup import find, unknown_options
 from uneven.methods import Method, method_class
@@ -32,6 +33,9 @@ from uneven.submodels.groups import Attention
 from uneven.submodels.rules import Rule
 from uneven.training import TrainingOptions
 
+NAMED = ("model", "method", "allocation")
+"""The sections that name a thing."""
+
 
 class ClientsOptions(Options):
     """The ``[clients]`` section."""
@@ -39,7 +43,8 @@ class ClientsOptions(Options):
     count: int | None = Field(default=None, ge=1)
     """How many clients. Default 100, or as many as the data name where the partition is natural."""
     capacities: Capacities = Capacities(levels=LEVELS)
-    """How much of the model each client can hold: a number for all, a list, or a table."""
+    """How much of the model each client can hold: a number for all, a list, or a table. Of ``allocation``
+    ``tiers``, the default."""
 
 
 class Named(BaseModel):
@@ -73,6 +78,13 @@ class MethodSection(Named):
 
     name: str | type[Any] = "heterofl"
     """A method of uneven, or ``package.module:Class``; in Python the class itself."""
+
+
+class AllocationSection(Named):
+    """The ``[allocation]`` section; other keys are the policy's own options. A name alone will do."""
+
+    name: str | type[Any] = "tiers"
+    """A policy of uneven, or ``package.module:Class``; in Python the class itself."""
 
 
 class GroupsOptions(Options):
@@ -125,6 +137,7 @@ class Spec(Options):
     """Solve each client's width so that the method's submodel costs what its capacity would, in this unit."""
     data: DataOptions = DataOptions()
     clients: ClientsOptions = ClientsOptions()
+    allocation: AllocationSection = AllocationSection()
     model: ModelSection = ModelSection()
     groups: GroupsOptions = GroupsOptions()
     method: MethodSection = MethodSection()
@@ -140,9 +153,17 @@ class Spec(Options):
         return method_class(self.method.name)
 
     @property
+    def allocation_class(self) -> type[Policy]:
+        return policy_class(self.allocation.name)
+
+    @property
+    def allocation_options(self) -> Any:
+        return self.allocation_class.Options(**self.allocation.options)
+
+    @property
     def names(self) -> dict[str, str]:
-        """The method's and the model's name, dotted where they are the user's own."""
-        dumped = self.model_dump(mode="json", include={"method": {"name"}, "model": {"name"}})
+        """The names of method, model and allocation, dotted where they are the user's own."""
+        dumped = self.model_dump(mode="json", include={key: {"name"} for key in NAMED})
         return {section: table["name"] for section, table in dumped.items()}
 
     @property
@@ -151,7 +172,10 @@ class Spec(Options):
 
     def to_toml(self, resolved: Mapping[str, Any]) -> str:
         """The spec as TOML with defaults filled in, and what a run has resolved laid over it."""
-        return tomli_w.dumps(_without_none(_merge(self.model_dump(mode="json"), resolved)))
+        table = _merge(self.model_dump(mode="json"), resolved)
+        if not self.allocation_class.DEALS_CAPACITIES:
+            table["clients"] = {key: value for key, value in table["clients"].items() if key != "capacities"}
+        return tomli_w.dumps(_without_none(table))
 
 
 def load(path: Path, over: Sequence[Mapping[str, Any]] = (), profile: str | None = None) -> Spec:
@@ -193,7 +217,7 @@ def given(options: BaseModel) -> dict[str, Any]:
 def _full(layer: Mapping[str, Any]) -> dict[str, Any]:
     """The layer with sections as tables: options as what was set of them, a name alone as a table with it."""
     tables = {key: given(value) if isinstance(value, BaseModel) else value for key, value in layer.items()}
-    alone = (key for key in ("model", "method") if key in tables and not isinstance(tables[key], Mapping))
+    alone = (key for key in NAMED if key in tables and not isinstance(tables[key], Mapping))
     return tables | {key: {"name": tables[key]} for key in alone}
 
 
@@ -251,24 +275,43 @@ def _validated(table: dict[str, Any]) -> Spec:
         spec = Spec.model_validate(table)
     except ValidationError as error:
         problems += _lines(Spec, table, error)
-    problems += [*_method_problems(table.get("method", {})), *_model_problems(table.get("model", {}))]
+    problems += [
+        *_class_problems("method", table, MethodSection().name, method_class),
+        *_class_problems("allocation", table, AllocationSection().name, policy_class),
+        *_model_problems(table.get("model", {})),
+        *_dead_capacities(table),
+    ]
     if problems or spec is None:
         raise SpecError(problems)
     return spec
 
 
-def _method_problems(section: Any) -> Iterator[str]:
-    """Problems in the method's own options, found even where other sections have theirs."""
-    name, options = _name_and_options(section, MethodSection().name)
+def _class_problems(key: str, table: Any, default: Any, find_class: Callable[[Any], Any]) -> Iterator[str]:
+    """Problems in the own options of a method or policy, found even where other sections have theirs."""
+    name, options = _name_and_options(table.get(key, {}), default)
     if not isinstance(name, str | type):
         return  # a problem of the section itself
     try:
-        known = method_class(name).Options
+        known = find_class(name).Options
         known.model_validate(options)
-    except MethodError as error:
+    except UnevenError as error:
         yield str(error)
     except ValidationError as error:
-        yield from _lines(known, options, error, ("method",))
+        yield from _lines(known, options, error, (key,))
+
+
+def _dead_capacities(table: Any) -> Iterator[str]:
+    """Capacities beside a policy that does not deal them out."""
+    name, _ = _name_and_options(table.get("allocation", {}), AllocationSection().name)
+    clients = table.get("clients", {})
+    if not isinstance(clients, Mapping) or "capacities" not in clients:
+        return
+    with suppress(UnevenError):  # told already
+        if not policy_class(name).DEALS_CAPACITIES:
+            yield (
+                f"clients.capacities: has no effect with allocation '{name}', which says itself what each client "
+                "gets: leave it out"
+            )
 
 
 def _model_problems(section: Any) -> Iterator[str]:

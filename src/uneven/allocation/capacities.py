@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
-from uneven.apportion import apportion
-from uneven.data import Federation
-from uneven.errors import SpecError, nearest
 from uneven.options import Many, Options
-from uneven.rng import generator
 
 LEVELS = (1.0, 0.5, 0.25, 0.125)
 Capacity = Annotated[float, Field(gt=0, le=1)]
@@ -50,37 +45,3 @@ class Capacities(Options):
         if self.shares is not None and (self.levels is None or len(self.shares) != len(self.levels)):
             raise ValueError(f"shares = {list(self.shares)}: needs levels, one share for each")
         return self
-
-
-def deal(options: Capacities, federation: Federation, seed: int) -> list[float]:
-    """The capacity of every client, in order.
-
-    Raises:
-        SpecError: a list of another length than the clients, or a column that the data do not have.
-    """
-    count = len(federation.clients)
-    if options.values is not None:
-        if len(options.values) != count:
-            raise SpecError([f"clients.capacities: {len(options.values)} values for {count} clients"])
-        return list(options.values)
-    if options.column is not None:
-        return _from_column(options.column, federation)
-    assert options.levels is not None
-    sizes = apportion(options.shares or [1.0] * len(options.levels), count)
-    dealt = [level for level, size in zip(options.levels, sizes, strict=True) for _ in range(size)]
-    order = torch.randperm(count, generator=generator(seed, "capacities"))
-    return [dealt[i] for i in order.tolist()]
-
-
-def _from_column(column: str, federation: Federation) -> list[float]:
-    known = sorted({name for client in federation.clients for name in client.attributes})
-    if not all(column in client.attributes for client in federation.clients):
-        hint = nearest(column, known) if known else "the data have no numeric column of one value per client"
-        raise SpecError([f"clients.capacities.column = {column!r}: {hint}"])
-    values = [client.attributes[column] for client in federation.clients]
-    bad = [(c.name, v) for c, v in zip(federation.clients, values, strict=True) if not 0 < v <= 1]
-    if bad:
-        raise SpecError(
-            [f"clients.capacities.column = {column!r}: client {name} has {v:g}, not in (0, 1]" for name, v in bad]
-        )
-    return values

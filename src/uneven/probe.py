@@ -1,0 +1,70 @@
+"""How accurate each client is at each width, measured by training: what the allocation ``oracle`` goes by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from uneven.data import ClientData, Federation
+from uneven.errors import DataError, MethodError, SpecError
+from uneven.evaluation import evaluate
+from uneven.experiment import Experiment
+from uneven.rng import generator
+from uneven.spec import Spec, given, parse
+from uneven.submodels import Supernet
+
+
+def accuracies(
+    spec: Spec, federation: Federation, supernet: Supernet, widths: Sequence[float]
+) -> list[list[float]]:
+    """Each client's accuracy at each width, (clients, widths), on training examples held out.
+
+    The spec's federation is trained with the method ``slimmable`` on these widths, every client holding the
+    widest, and without those examples: the share ``data.local_test_share`` of each client's training split.
+    Clients' test splits are not read.
+
+    Raises:
+        DataError: a client has too few training examples.
+        SpecError: the model cannot be trained at these widths.
+    """
+    clients = [_held_out(client, spec) for client in federation.clients]
+    try:
+        experiment = Experiment(_probe(spec, widths), (replace(federation, clients=tuple(clients)), supernet))
+    except MethodError as error:
+        raise SpecError([f"allocation.widths = {list(widths)}: {error}"]) from error
+    for t in range(1, spec.rounds + 1):
+        experiment.round(t)
+    by_width = []
+    for width in widths:
+        cards = [replace(card, width=width, capacity=width) for card in experiment.cards]
+        by_width.append(evaluate(experiment.method, experiment.federation, cards, spec.rounds).local)
+    return [list(own) for own in zip(*by_width, strict=True)]
+
+
+def _probe(spec: Spec, widths: Sequence[float]) -> Spec:
+    base = {key: value for key, value in given(spec).items() if key not in ("allocation", "method", "match")}
+    return parse(
+        base,
+        [
+            {
+                "clients": {"capacities": max(widths)},
+                "method": {"name": "slimmable", "ladder": list(widths)},
+                "diagnostics": {"every": None},
+            }
+        ],
+    )
+
+
+def _held_out(client: ClientData, spec: Spec) -> ClientData:
+    """The client with part of its training split in the place of its test split."""
+    n = len(client.train)
+    held = max(1, round(n * spec.data.local_test_share))
+    if n <= held:
+        raise DataError(
+            f"client {client.name} has {n} training example: allocation 'oracle' needs two of each client, one to "
+            "train on and one to measure with"
+        )
+    order = torch.randperm(n, generator=generator(spec.seed, "probe split", client.id))
+    return replace(client, train=client.train[order[held:]], test=client.train[order[:held]])
