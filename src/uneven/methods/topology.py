@@ -7,6 +7,7 @@ links, those of the largest |x| of each layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -136,11 +137,11 @@ class SparseMethod(Method):
         adjustment that it has not seen, and its own choice among the links. The links at the start follow from
         the run's seed."""
         news = float(self._news - self._told[client.id])
-        self._told[client.id] = self._news
+        self._told = self._told.index_fill(0, torch.tensor([client.id]), float(self._news))
         for name, mask in self.mask.items():
             held = int(submodel.select(name, mask).sum())
             news += subset_bytes(int(mask.sum()), held)
-        return replace(super().assignment(t, client, submodel), index_bytes=round(news))
+        return replace(super().assignment(t, client, submodel), index_bytes=math.ceil(round(news, 6)))
 
     def change_to(self, mask: Mask) -> None:
         """Take another topology. What goes is lost, with what the server's optimizer knows of it."""
@@ -164,8 +165,23 @@ class SparseMethod(Method):
 
     def restore(self, tensors: State) -> None:
         super().restore(tensors)
-        self.mask = {name: tensors[f"topology/{name}"] for name in self.mask}
+        mask = {name: tensors[f"topology/{name}"] for name in self.mask}
+        self.check_links({name: int(links.sum()) for name, links in mask.items()})
+        self.mask = mask
         self._news, self._told = tensors["news"], tensors["told"]
+
+    def check_links(self, links: Mapping[str, int]) -> None:
+        """Whether a checkpoint can have so many links of each tensor; here, as many as there are.
+
+        Raises:
+            MethodError: it cannot.
+        """
+        for name, k in self.links.items():
+            if links[name] != k:
+                raise MethodError(
+                    f"method.density = {self.options.density:g}: gives {name} {k:,} links, and the checkpoint has "
+                    f"{links[name]:,}: it is of another density"
+                )
 
 
 class DynamicOptions(SparseOptions):
