@@ -133,7 +133,7 @@ def test_natural_ids_sort_as_numbers_where_they_are():
 
 def test_natural_leaves_out_small_clients_when_told():
     client = ["a"] * 10 + ["b"] + ["c"] * 9
-    with pytest.raises(DataError, match=r"1 natural clients hold a single example \(b\).*drop_below = 2"):
+    with pytest.raises(DataError, match=r"1 natural clients hold fewer than 2 examples \(b\).*drop_below = 2"):
         federation(20, {"kind": "natural"}, None, client=client)
     fed = federation(20, {"kind": "natural", "drop_below": 10}, None, client=client)
     assert [c.name for c in fed.clients] == ["a"]
@@ -147,6 +147,67 @@ def test_natural_count_is_the_datas():
         federation(40, {"kind": "natural"}, 5, client=client)
     with pytest.raises(DataError, match="needs client ids"):
         federation(40, {"kind": "natural"}, None)
+
+
+PAIR = ["ant"] * 200 + ["bee"] * 100
+
+
+@pytest.mark.parametrize("alpha", [None, 0.5])
+def test_pieces_share_each_natural_client_exactly(alpha):
+    plan = {"kind": "natural", "pieces": 3, **({} if alpha is None else {"alpha": alpha})}
+    fed = federation(300, plan, None, client=PAIR)
+    assert [c.name for c in fed.clients] == ["ant/0", "ant/1", "ant/2", "bee/0", "bee/1", "bee/2"]
+    whole = [torch.cat([c.train.x, c.test.x]).flatten() for c in fed.clients]
+    assert torch.equal(torch.cat(whole[:3]).sort().values, torch.arange(200))
+    assert torch.equal(torch.cat(whole[3:]).sort().values, torch.arange(200, 300))
+    if alpha is None:
+        assert [len(part) for part in whole] == [67, 67, 66, 34, 33, 33]
+    else:
+        assert len({len(part) for part in whole[:3]}) > 1
+
+
+def test_alpha_is_the_concentration_inside_a_natural_client():
+    """The largest of 2 shares of Dirichlet(α, α) has mean .5 + Γ(α + .5) / (Γ(α) √π 2α): .75 at 1, .993 at .01.
+
+    The mean over 10 classes of 2,000 examples each; sd of one share at most .25, so .2 is 2.5 sd and more.
+    """
+    means = []
+    for alpha in (0.01, 1, 1000):
+        plan = {"kind": "natural", "pieces": 2, "alpha": alpha}
+        fed = federation(2000, plan, None, client=["one"] * 2000)
+        counts = torch.stack([torch.bincount(torch.cat([c.train.y, c.test.y]), minlength=10) for c in fed.clients])
+        means.append(float((counts.max(0).values / counts.sum(0)).mean()))
+    assert means == pytest.approx([0.993, 0.75, 0.5], abs=0.2)
+    assert means[0] > 0.95
+    assert means[2] < 0.52
+
+
+def test_pieces_of_one_natural_client_do_not_depend_on_the_others():
+    """Nor are two with the same labels cut alike."""
+
+    def pieces(names: list[str], seed: int = 0) -> dict[str, list[int]]:
+        plan = {"kind": "natural", "pieces": 2, "alpha": 0.5}
+        fed = federation(len(names), plan, None, seed, client=names)
+        return {c.name: torch.cat([c.train.x, c.test.x]).flatten().sort().values.tolist() for c in fed.clients}
+
+    alone, both = pieces(["ant"] * 200), pieces(["ant"] * 200 + ["bee"] * 200)
+    assert alone == {name: both[name] for name in ("ant/0", "ant/1")}
+    assert both["ant/0"] != [row - 200 for row in both["bee/0"]]
+    assert alone != pieces(["ant"] * 200, seed=1)
+
+
+def test_pieces_that_cannot_be():
+    with pytest.raises(ValueError, match=r"alpha = 0\.5 has no effect with pieces = 1"):
+        DataOptions(partition={"kind": "natural", "alpha": 0.5})
+    client = ["a"] * 10 + ["b"] * 5
+    with pytest.raises(DataError, match=r"1 natural clients hold fewer than 6 examples \(b\).*drop_below = 6"):
+        federation(15, {"kind": "natural", "pieces": 3}, None, client=client)
+    plan = {"kind": "natural", "pieces": 3, "drop_below": 6}
+    assert [c.name for c in federation(15, plan, None, client=client).clients] == ["a/0", "a/1", "a/2"]
+    with pytest.raises(
+        DataError, match=r"alpha = 0\.001 gives some of the 30 pieces of natural client 'a' fewer than 2"
+    ):
+        federation(100, {"kind": "natural", "pieces": 30, "alpha": 0.001}, None, client=["a"] * 100)
 
 
 @pytest.mark.parametrize(

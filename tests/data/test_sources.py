@@ -134,7 +134,7 @@ def test_natural_clients_and_their_attributes(vectors):
     assert [c.name for c in fed.clients] == ["u0", "u1", "u2"]
     assert [c.attributes for c in fed.clients] == [{"memory": 0.0}, {"memory": 1.5}, {"memory": 3.0}]
     assert read(file).clients[0].attributes == {}
-    with pytest.raises(DataError, match=r"none of the columns user, publication, role: set data.client"):
+    with pytest.raises(DataError, match=r"none of the columns domain, user, publication, role: set data.client"):
         read(vectors("other.parquet"), None, partition={"kind": "natural"})
     named = read(vectors("third.parquet", person=user), None, client="person", partition={"kind": "natural"})
     assert len(named.clients) == 3
@@ -156,8 +156,10 @@ def test_a_misspelt_path_names_the_nearest(vectors, tmp_path):
     vectors("digits/train.parquet")
     with pytest.raises(DataError, match=f"did you mean '{tmp_path}{os.sep}digits'"):
         read(str(tmp_path / "digit"))
+    empty = tmp_path / "empty"
+    empty.mkdir()
     with pytest.raises(DataError, match=r"the folder has no train\*.parquet"):
-        read(str(tmp_path))
+        read(str(empty))
 
 
 def test_a_file_that_is_no_parquet(tmp_path):

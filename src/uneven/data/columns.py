@@ -15,7 +15,9 @@ from uneven.errors import DataError, nearest
 
 INPUTS = ("img", "image", "x", "text", "title")
 LABELS = ("label", "fine_label")
-CLIENTS = ("user", "publication", "role")
+DOMAIN = "domain"
+"""Says from which of several folders a row is."""
+CLIENTS = (DOMAIN, "user", "publication", "role")
 
 
 def find(key: str, wanted: str | None, usual: Sequence[str], schema: pa.Schema, where: str, hint: str = "") -> str:
@@ -45,21 +47,24 @@ def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
         return None
 
 
-def inputs(column: pa.ChunkedArray, name: str, shape: tuple[int, ...] | None) -> Tensor:
-    """(n, *input_shape): uint8 images; lists of numbers as float32, int64 or uint8, in ``shape``."""
+def inputs(
+    column: pa.ChunkedArray, name: str, shape: tuple[int, ...] | None, size: tuple[int, int] | None
+) -> Tensor:
+    """(n, *input_shape): uint8 images, resized to ``size``; lists of numbers as float32, int64 or uint8, in
+    ``shape``."""
     what = f"input column '{name}'"
     column = _plain(column, what)
     files = _files(column, what)
     if files is None:
+        refuse("size", size, "lists of numbers", what)
         return _reshaped(_lists(column, what), shape, what)
-    _refuse_shape(shape, "images", what)
-    return decode(files, what)
+    refuse("shape", shape, "images", what)
+    return decode(files, what, size)
 
 
-def texts(columns: Sequence[pa.ChunkedArray], name: str, shape: tuple[int, ...] | None) -> list[list[str]]:
+def texts(columns: Sequence[pa.ChunkedArray], name: str) -> list[list[str]]:
     """The texts of one column in each split."""
     what = f"input column '{name}'"
-    _refuse_shape(shape, "texts", what)
     columns = [_plain(column, what) for column in columns]
     if not is_text(columns[-1].type):
         raise DataError(f"{what} holds text in the train split, but {columns[-1].type} in the test split")
@@ -156,9 +161,10 @@ def _is_list(kind: pa.DataType) -> bool:
     return any(f(kind) for f in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
-def _refuse_shape(shape: tuple[int, ...] | None, kind: str, what: str) -> None:
-    if shape is not None:
-        raise DataError(f"data.shape = {list(shape)} has no effect on {kind} ({what}): leave it out")
+def refuse(key: str, value: tuple[int, ...] | None, kind: str, what: str) -> None:
+    """A `DataError` where an option is set that inputs of this kind cannot use."""
+    if value is not None:
+        raise DataError(f"data.{key} = {list(value)} has no effect on {kind} ({what}): leave it out")
 
 
 def _reshaped(x: Tensor, shape: tuple[int, ...] | None, what: str) -> Tensor:

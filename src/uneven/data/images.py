@@ -1,4 +1,4 @@
-"""Encoded image files to one uint8 tensor."""
+"""Encoded image files to one uint8 tensor, of one size."""
 
 import io
 from collections.abc import Sequence
@@ -17,31 +17,37 @@ class _ColourMetError(Exception):
     """A colour image came after grey ones."""
 
 
-def decode(files: Sequence[bytes], what: str) -> Tensor:
+def decode(files: Sequence[bytes], what: str, size: tuple[int, int] | None = None) -> Tensor:
     """(n, 1 or 3, h, w) uint8: grey sets have one channel, sets with any colour image have three.
 
-    Raises `DataError` for a file that is no image, for images of unequal sizes, and for modes that do not
-    fit into 8 bits and 3 channels (16 bits, transparency).
+    ``size``: the height and width that every image is resized to, by Pillow's bilinear filter, which averages
+    over all pixels under the filter where an image shrinks (no aliasing).
+
+    Raises `DataError` for a file that is no image, for images of unequal sizes where no size is given, and for
+    modes that do not fit into 8 bits and 3 channels (16 bits, transparency).
     """
     mode = _open(files[0], 0, what)[1]
     try:
-        pixels = _fill(files, mode, what)
+        pixels = _fill(files, mode, what, size)
     except _ColourMetError:
-        pixels = _fill(files, "RGB", what)
+        pixels = _fill(files, "RGB", what, size)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
-def _fill(files: Sequence[bytes], mode: str, what: str) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    width, height = _open(files[0], 0, what)[0].size
+def _fill(
+    files: Sequence[bytes], mode: str, what: str, size: tuple[int, int] | None
+) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+    width, height = _open(files[0], 0, what)[0].size if size is None else reversed(size)
     pixels = np.empty((len(files), height, width, len(mode) if mode == "RGB" else 1), np.uint8)
     for i, file in enumerate(files):
         image, own = _open(file, i, what)
-        if image.size != (width, height):
+        if size is None and image.size != (width, height):
             sizes = f"{width}x{height} (row 0) and {image.width}x{image.height} (row {i})"
-            raise DataError(f"{what} holds images of unequal sizes: {sizes}; resize them to one size first")
+            raise DataError(f"{what} holds images of unequal sizes: {sizes}; data.size = 32 would resize all")
         if own == "RGB" and mode == "L":
             raise _ColourMetError
-        pixels[i] = np.frombuffer(_bytes(image, mode, i, what), np.uint8).reshape(pixels.shape[1:])
+        decoded = _decoded(image, mode, i, what).resize((width, height), Image.Resampling.BILINEAR)
+        pixels[i] = np.frombuffer(decoded.tobytes(), np.uint8).reshape(pixels.shape[1:])
     return pixels
 
 
@@ -59,8 +65,10 @@ def _open(file: bytes, row: int, what: str) -> tuple[Image.Image, str]:
     return image, _CHANNELS[image.mode]
 
 
-def _bytes(image: Image.Image, mode: str, row: int, what: str) -> bytes:
+def _decoded(image: Image.Image, mode: str, row: int, what: str) -> Image.Image:
+    """In its mode before it is resized: entries of a palette cannot be averaged."""
     try:
-        return (image if image.mode == mode else image.convert(mode)).tobytes()
+        image.load()
+        return image if image.mode == mode else image.convert(mode)
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{what}, row {row}: a damaged image: {error}") from error

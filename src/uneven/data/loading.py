@@ -166,7 +166,7 @@ def _parts(
 ) -> tuple[list[Tensor], list[str], Tensor]:
     """Each client's positions in the training set, and its name; and the positions held out from all of them."""
     if isinstance(options.partition, data_options.Natural):
-        parts, names = _natural(options.partition, train, count)
+        parts, names = _natural(options.partition, train, count, seed)
         held = _held_out(parts, options.validation, seed)
         return [part[~torch.isin(part, held)] for part in parts], names, held
     y = train.examples.y
@@ -177,10 +177,12 @@ def _parts(
     return [left[part] for part in parts], [str(k) for k in range(len(parts))], held
 
 
-def _natural(plan: data_options.Natural, train: Rows, count: int | None) -> tuple[list[Tensor], list[str]]:
+def _natural(
+    plan: data_options.Natural, train: Rows, count: int | None, seed: int
+) -> tuple[list[Tensor], list[str]]:
     if train.client is None:
         raise DataError("partition 'natural' needs client ids: give from_tensors(..., client=...)")
-    parts, names = natural(plan, train.client)
+    parts, names = natural(plan, train.client, train.examples.y, seed)
     if count not in (None, len(parts)):
         raise DataError(
             f"{count} clients are asked for, but the natural ids make {len(parts)}: "

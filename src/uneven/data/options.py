@@ -56,14 +56,31 @@ class Shards(Options):
 
 
 class Natural(Options):
-    """One client per value of the column ``client``."""
+    """One client per value of the column ``client``, or ``pieces`` of it."""
 
     kind: Literal["natural"] = "natural"
+    pieces: int = Field(
+        default=1,
+        ge=1,
+        description="Clients per value, each with a piece of its examples, named NAME/0, NAME/1, ...",
+    )
+    alpha: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="The pieces share each class by a draw of Dirichlet(α). Unset: equal pieces at random.",
+    )
     drop_below: int | None = Field(
         default=None,
         ge=2,
         description="Leave out clients with fewer examples. Unset: fewer than 2 is an error.",
     )
+
+    @model_validator(mode="after")
+    def _alpha_is_used(self) -> Self:
+        if self.alpha is not None and self.pieces == 1:
+            raise ValueError(f"alpha = {self.alpha:g} has no effect with pieces = 1: set pieces, or leave it out")
+        return self
 
 
 class Linear(Options):
@@ -90,6 +107,9 @@ Partition = Annotated[
 ]
 
 
+_Side = Annotated[int, Field(gt=0)]
+
+
 class DataOptions(Options):
     """Which data, which columns of it, and how the clients share it."""
 
@@ -97,8 +117,9 @@ class DataOptions(Options):
 
     source: str | SkipJsonSchema[InMemory] = Field(
         default="fashion-mini",
-        description="An embedded set ('fashion-mini'), 'hub:OWNER/NAME', a folder with train*.parquet, or "
-        "parquet file(s) ('*' allowed). Relative paths are against the current folder.",
+        description="An embedded set ('fashion-mini'), 'hub:OWNER/NAME', a folder with train*.parquet, a folder "
+        "of such folders (domains), or parquet file(s) ('*' allowed). Relative paths are against the current "
+        "folder.",
     )
     task: Task = Field(
         default="classify",
@@ -115,8 +136,8 @@ class DataOptions(Options):
     )
     client: str | None = Field(
         default=None,
-        description="Column of natural client ids, for partition kind 'natural'. Default: the first of user, "
-        "publication, role.",
+        description="Column of natural client ids, for partition kind 'natural'. Default: the first of domain, "
+        "user, publication, role.",
     )
     split: str | None = Field(
         default=None,
@@ -125,6 +146,10 @@ class DataOptions(Options):
     shape: Many[Annotated[int, Field(gt=0)]] | None = Field(
         default=None,
         description="Shape of one input, for columns of lists, e.g. [128, 6] for lists of 768 numbers.",
+    )
+    size: _Side | Annotated[Many[_Side], Field(min_length=2, max_length=2)] | None = Field(
+        default=None,
+        description="Height and width that images are resized to: one number for both, or [height, width].",
     )
     tokenizer: str | None = Field(
         default=None,
@@ -198,6 +223,14 @@ class DataOptions(Options):
                 "use kind 'natural', or leave it out"
             )
         return self
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width that images are resized to; None as they come."""
+        if self.size is None:
+            return None
+        height, width = (self.size, self.size) if isinstance(self.size, int) else self.size
+        return height, width
 
     @model_validator(mode="after")
     def _label_is_read(self) -> Self:

@@ -26,8 +26,8 @@ _DRAWS = 11
 """How often a random partition is drawn for what it must meet; flwr-datasets' number for Dirichlet."""
 
 
-def natural(plan: options.Natural, ids: Ids) -> tuple[list[Tensor], list[str]]:
-    """For each id, in sorted order: the positions (n_k,) of its examples, and its name.
+def natural(plan: options.Natural, ids: Ids, y: Tensor, seed: int) -> tuple[list[Tensor], list[str]]:
+    """For each id, in sorted order, and each piece of it: the positions (n_k,) of its examples, and its name.
 
     By hand, because flwr-datasets' NaturalIdPartitioner draws a progress bar that cannot be turned off.
     """
@@ -40,13 +40,36 @@ def natural(plan: options.Natural, ids: Ids) -> tuple[list[Tensor], list[str]]:
             f"partition.drop_below = {plan.drop_below} leaves no client: "
             f"the largest has {max(len(part) for part in parts)}"
         )
-    small = [str(names[k]) for k in kept if len(parts[k]) < SMALLEST]
+    least = SMALLEST * plan.pieces
+    small = [str(names[k]) for k in kept if len(parts[k]) < least]
     if small:
         raise DataError(
-            f"{len(small)} natural clients hold a single example ({', '.join(small[:3])}), "
-            "which cannot be split into train and test: set partition.drop_below = 2 to leave them out"
+            f"{len(small)} natural clients hold fewer than {least} examples ({', '.join(small[:3])}): each client "
+            f"needs one to train on and one to test on; set partition.drop_below = {least} to leave them out"
         )
-    return [parts[k] for k in kept], [str(names[k]) for k in kept]
+    if plan.pieces == 1:
+        return [parts[k] for k in kept], [str(names[k]) for k in kept]
+    pieces = [
+        (parts[k][piece], f"{names[k]}/{j}")
+        for k in kept
+        for j, piece in enumerate(_pieces(plan, y[parts[k]], str(names[k]), seed))
+    ]
+    return [part for part, _ in pieces], [name for _, name in pieces]
+
+
+def _pieces(plan: options.Natural, y: Tensor, name: str, seed: int) -> list[Tensor]:
+    """For each piece of the natural client with labels ``y`` (n,), the positions (n_k,) of its examples."""
+    seed = subseed(seed, "pieces", name)
+    if plan.alpha is None:
+        return share(options.Iid(), y, plan.pieces, seed)
+    parts = _try_dirichlet(options.Dirichlet(alpha=plan.alpha), y, plan.pieces, seed)
+    if parts is None:
+        raise DataError(
+            f"partition.alpha = {plan.alpha:g} gives some of the {plan.pieces} pieces of natural client '{name}' "
+            f"fewer than {SMALLEST} of its {len(y)} examples, in all of {_DRAWS} draws: "
+            "use a larger alpha or fewer pieces"
+        )
+    return _exact(parts, y, f"partition.alpha = {plan.alpha:g} in {plan.pieces} pieces of natural client '{name}'")
 
 
 def share(plan: options.Partition, y: Tensor, count: int, seed: int) -> list[Tensor]:
@@ -70,8 +93,12 @@ def share(plan: options.Partition, y: Tensor, count: int, seed: int) -> list[Ten
             f"partition '{plan.kind}' gives client {smallest} only {len(parts[smallest])} of {len(y)} "
             f"examples, {SMALLEST} are needed: use fewer than {count} clients"
         )
+    return _exact(parts, y, f"partition '{plan.kind}' with {count} clients")
+
+
+def _exact(parts: list[Tensor], y: Tensor, what: str) -> list[Tensor]:
     if not torch.equal(torch.cat(parts).sort().values, torch.arange(len(y))):
-        raise DataError(f"partition '{plan.kind}' with {count} clients loses or repeats examples")
+        raise DataError(f"{what} loses or repeats examples")
     return parts
 
 

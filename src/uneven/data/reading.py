@@ -30,6 +30,8 @@ def read(options: DataOptions) -> Splits:
     parts = open_source(options.source, options.split)
     where = f"'{options.source}'"
     names = _names(options, parts.train.schema, where)
+    if parts.joined and names.y:
+        _check_classes(parts.train, names.y, where)
     train = _table(parts.train, [name for name in (*names[:3], *names.numbers) if name], where)
     tables = [train]
     unread = options.validation is not None
@@ -38,7 +40,7 @@ def read(options: DataOptions) -> Splits:
         for key, name in keys:
             columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
         tables.append(_table(parts.test, [name for _, name in keys], where))
-    xs, texts = _inputs([table.column(names.x) for table in tables], names.x, options.shape)
+    xs, texts = _inputs([table.column(names.x) for table in tables], names.x, options)
     ys, classes = _labels(tables, names.y)
     examples = [Examples(x, y) for x, y in zip(xs, ys, strict=True)]
     test = None if parts.test is None else examples[0][:0] if unread else examples[1]
@@ -46,7 +48,7 @@ def read(options: DataOptions) -> Splits:
 
 
 def _from_memory(options: DataOptions, source: InMemory) -> Splits:
-    for key in ("input", "label", "client", "split", "shape"):
+    for key in ("input", "label", "client", "split", "shape", "size"):
         if getattr(options, key) is not None:
             raise DataError(f"data.{key} has no effect on an in-memory source: leave it out")
     return source.splits
@@ -65,12 +67,14 @@ def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
 
 
 def _inputs(
-    parts: list[pa.ChunkedArray], name: str, shape: tuple[int, ...] | None
+    parts: list[pa.ChunkedArray], name: str, options: DataOptions
 ) -> tuple[list[Tensor], tuple[str, ...] | None]:
     """The inputs of each split; of texts their numbers, and the texts."""
     if columns.is_text(parts[0].type):
-        return numbered(columns.texts(parts, name, shape))
-    xs = [columns.inputs(column, name, shape) for column in parts]
+        for key, value in (("shape", options.shape), ("size", options.image_size)):
+            columns.refuse(key, value, "texts", f"input column '{name}'")
+        return numbered(columns.texts(parts, name))
+    xs = [columns.inputs(column, name, options.shape, options.image_size) for column in parts]
     shapes = [list(x.shape[1:]) for x in xs]
     if shapes[0] != shapes[-1]:
         raise DataError(f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split")
@@ -83,6 +87,20 @@ def _labels(tables: list[pa.Table], name: str | None) -> tuple[list[Tensor], tup
         return [unlabelled(len(table)) for table in tables], ()
     known = columns.class_names(tables[0].schema, name)
     return columns.labels([table.column(name) for table in tables], name, known)
+
+
+def _check_classes(train: pads.Dataset, label: str, where: str) -> None:
+    """A `DataError` where classes have no names and domains hold others: they may not mean the same."""
+    if columns.class_names(train.schema, label) is not None:
+        return
+    table = _table(train, [columns.DOMAIN, label], where).group_by(columns.DOMAIN).aggregate([(label, "distinct")])
+    (first, classes), *others = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    for domain, found in others:
+        if differ := set(found) ^ set(classes):
+            raise DataError(
+                f"{where}: the domains '{first}' and '{domain}' need the same classes in '{label}', "
+                f"but only one has {', '.join(sorted(map(str, differ)))}"
+            )
 
 
 def _rows(table: pa.Table, names: _Names, examples: Examples) -> Rows:

@@ -1,7 +1,7 @@
-"""Where data comes from: embedded sets, folders and files of parquet, the hub."""
+"""Where data comes from: embedded sets, folders of one set or of several domains, files of parquet, the hub."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from uneven.data import columns
+from uneven.data.columns import DOMAIN
 from uneven.errors import DataError, nearest
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -21,6 +22,15 @@ class Parts(NamedTuple):
 
     train: pads.Dataset
     test: pads.Dataset | None
+    joined: bool = False
+    """Several domains as one, with the column `DOMAIN`."""
+
+
+class _Files(NamedTuple):
+    """The parquet files of one set; without a training or a test split, none of it."""
+
+    train: list[Path]
+    test: list[Path]
 
 
 def open_source(source: str, split: str | None) -> Parts:
@@ -30,7 +40,7 @@ def open_source(source: str, split: str | None) -> Parts:
         return parts
     if parts.test is not None:
         raise DataError(f"data.split = '{split}', but '{source}' has a test split of its own")
-    return _by_column(parts.train, split, source)
+    return _by_column(parts, split, source)
 
 
 def embedded() -> list[str]:
@@ -38,7 +48,8 @@ def embedded() -> list[str]:
     return sorted(folder.name for folder in EMBEDDED.iterdir() if folder.is_dir())
 
 
-def _by_column(data: pads.Dataset, name: str, source: str) -> Parts:
+def _by_column(parts: Parts, name: str, source: str) -> Parts:
+    data = parts.train
     columns.find("split", name, (), data.schema, f"'{source}'")
     values = {str(v) for v in data.to_table(columns=[name]).column(name).unique().to_pylist()}
     unknown = values - {"train", *_TEST}
@@ -51,7 +62,7 @@ def _by_column(data: pads.Dataset, name: str, source: str) -> Parts:
     def rows(kind: str) -> pads.Dataset:
         return data.filter(pc.field(name) == kind)
 
-    return Parts(rows("train"), rows(test) if test else None)
+    return parts._replace(train=rows("train"), test=rows(test) if test else None)
 
 
 def _open(source: str) -> Parts:
@@ -68,12 +79,74 @@ def _open(source: str) -> Parts:
 
 
 def _from_folder(path: Path, source: str) -> Parts:
-    for folder in (path, path / "data"):
-        train = _files(folder, "train")
-        if train:
-            test = next((files for kind in _TEST if (files := _files(folder, kind))), None)
-            return Parts(_parquet(train), _parquet(test) if test else None)
-    raise DataError(f"data.source = '{source}': the folder has no train*.parquet, nor has its subfolder data")
+    """The set in a folder, else those in its subfolders as one."""
+    files = _set(path)
+    if files.train:
+        return Parts(_parquet(files.train), _parquet(files.test) if files.test else None)
+    domains = {folder.name: _set(folder) for folder in sorted(path.iterdir()) if folder.is_dir()}
+    domains = {name: files for name, files in domains.items() if files.train or files.test}
+    if not any(files.train for files in domains.values()):
+        raise DataError(
+            f"data.source = '{source}': the folder has no train*.parquet, nor has its subfolder data, "
+            "nor any other subfolder"
+        )
+    return _joined(path, domains, source)
+
+
+def _joined(path: Path, domains: Mapping[str, _Files], source: str) -> Parts:
+    """Several sets as one, whose column `DOMAIN` names the folder of each row."""
+    _check_domains(domains, source)
+    domain = pads.partitioning(pa.schema([(DOMAIN, pa.string())]))
+
+    def join(files: list[Path]) -> pads.Dataset:
+        paths = [str(file) for file in files]
+        return pads.dataset(paths, format="parquet", partitioning=domain, partition_base_dir=str(path))
+
+    train, test = ([file for files in split for file in files] for split in zip(*domains.values(), strict=True))
+    return Parts(join(train), join(test) if test else None, joined=True)
+
+
+def _check_domains(domains: Mapping[str, _Files], source: str) -> None:
+    """Sets that can be joined: of the same splits, columns and names of classes."""
+    for split in _Files._fields:
+        lacking = [name for name, files in domains.items() if not getattr(files, split)]
+        having = [name for name in domains if name not in lacking]
+        if lacking and having:
+            raise DataError(
+                f"data.source = '{source}': the domain '{lacking[0]}' has no {split}*.parquet, but '{having[0]}' "
+                "has: all domains need the same splits"
+            )
+    schemas = {name: _parquet(files.train).schema for name, files in domains.items()}
+    first, *others = schemas
+    if DOMAIN in schemas[first].names:
+        raise DataError(f"data.source = '{source}': the domain '{first}' has a column '{DOMAIN}': rename it")
+    for name in others:
+        _check_alike(
+            f"data.source = '{source}': the domains '{first}' and '{name}'", schemas[first], schemas[name]
+        )
+
+
+def _check_alike(what: str, one: pa.Schema, other: pa.Schema) -> None:
+    if set(one.names) != set(other.names):
+        differ = sorted(set(one.names) ^ set(other.names))
+        raise DataError(f"{what} need the same columns, but only one has {', '.join(differ)}")
+    for column in one.names:
+        a, b = columns.class_names(one, column), columns.class_names(other, column)
+        if a != b:
+            raise DataError(f"{what} need the same classes, but '{column}' has {_listed(a)} and {_listed(b)}")
+
+
+def _listed(names: tuple[str, ...] | None) -> str:
+    return "no names of classes" if names is None else f"the {len(names)} classes {', '.join(names)}"
+
+
+def _set(path: Path) -> _Files:
+    """The files of the set in a folder, or in its subfolder ``data``."""
+    found = [
+        _Files(_files(folder, "train"), next((files for kind in _TEST if (files := _files(folder, kind))), []))
+        for folder in (path, path / "data")
+    ]
+    return max(found, key=lambda files: (bool(files.train), bool(files.test)))
 
 
 def _files(folder: Path, kind: str) -> list[Path]:
