@@ -34,6 +34,7 @@ def versions() -> dict[str, str]:
     return {
         "uneven": version("uneven"),
         "torch": torch.__version__,
+        "numpy": version("numpy"),
         "python": platform.python_version(),
     }
 

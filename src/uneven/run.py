@@ -94,9 +94,9 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
 
 
 def _check_versions(then: Mapping[str, str], folder: RunFolder) -> None:
-    """Another PyTorch gives other bits: not without being told to."""
+    """Another PyTorch or numpy may give other bits: not without being told to."""
     now = versions()
-    for name in ("uneven", "torch"):
+    for name in ("uneven", "torch", "numpy"):
         if then.get(name, now[name]) != now[name]:
             raise RunError(
                 f"{folder.path} was started with {name} {then[name]}, and this is {now[name]}, which may give "
