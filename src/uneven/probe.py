@@ -44,17 +44,10 @@ def accuracies(
 
 
 def _probe(spec: Spec, widths: Sequence[float]) -> Spec:
-    base = {key: value for key, value in given(spec).items() if key not in ("allocation", "method", "match")}
-    return parse(
-        base,
-        [
-            {
-                "clients": {"capacities": max(widths)},
-                "method": {"name": "slimmable", "ladder": list(widths)},
-                "diagnostics": {"every": None},
-            }
-        ],
-    )
+    own = ("allocation", "method", "match", "diagnostics")
+    kept = {key: value for key, value in given(spec).items() if key not in own}
+    method = {"name": "slimmable", "ladder": widths}
+    return parse(kept, [{"clients": {"capacities": max(widths)}, "method": method}])
 
 
 def _held_out(client: ClientData, spec: Spec) -> ClientData:

@@ -6,10 +6,7 @@ same dotted names.
 
 from __future__ import annotations
 
-import re
 import tomllib
-import types
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +25,7 @@ from uneven.lookup import find, unknown_options
 from uneven.methods import Method, method_class
 from uneven.models import find_model
 from uneven.options import Many, Options
+from uneven.problems import lines
 from uneven.submodels.cost import Unit
 from uneven.submodels.groups import Attention
 from uneven.submodels.rules import Rule
@@ -253,15 +251,26 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``over`` laid over ``base``. A table that names another kind of thing (``kind``, ``name``) replaces."""
+    """``over`` laid over ``base``. A table that names another kind of thing (``kind``, ``name``) replaces; but
+    another allocation keeps the options that both have, as the budget."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and not _replaces(old, value):
             merged[key] = _merge(old, value)
+        elif key == "allocation" and isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = {**_shared(old, value["name"]), **value}
         else:
             merged[key] = value
     return merged
+
+
+def _shared(options: Mapping[str, Any], policy: Any) -> dict[str, Any]:
+    """The options that a policy takes, too."""
+    with suppress(UnevenError):  # told when the whole is checked
+        known = policy_class(policy).Options.model_fields
+        return {key: value for key, value in options.items() if key in known}
+    return {}
 
 
 def _replaces(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
@@ -274,7 +283,7 @@ def _validated(table: dict[str, Any]) -> Spec:
     try:
         spec = Spec.model_validate(table)
     except ValidationError as error:
-        problems += _lines(Spec, table, error)
+        problems += lines(Spec, table, error)
     problems += [
         *_class_problems("method", table, MethodSection().name, method_class),
         *_class_problems("allocation", table, AllocationSection().name, policy_class),
@@ -297,7 +306,7 @@ def _class_problems(key: str, table: Any, default: Any, find_class: Callable[[An
     except UnevenError as error:
         yield str(error)
     except ValidationError as error:
-        yield from _lines(known, options, error, (key,))
+        yield from lines(known, options, error, (key,))
 
 
 def _dead_capacities(table: Any) -> Iterator[str]:
@@ -327,70 +336,6 @@ def _model_problems(section: Any) -> Iterator[str]:
 def _name_and_options(section: Any, default: Any) -> tuple[Any, dict[str, Any]]:
     table = dict(section)
     return table.pop("name", default), table
-
-
-def _lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: Sequence[str] = ()) -> list[str]:
-    """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
-    problems = {tuple(problem["loc"]): problem for problem in error.errors()}
-    inner = [loc for loc in problems if not any(other[: len(loc)] == loc for other in problems if other != loc)]
-    messages: dict[str, list[str]] = {}
-    for loc in inner:
-        key, message = _describe(root, table, problems[loc], prefix)
-        messages.setdefault(key, []).append(message)
-    return [f"{key}: {'; or '.join(parts)}" if key else parts[0] for key, parts in messages.items()]
-
-
-def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: Sequence[str]) -> tuple[str, str]:
-    """The dotted key and the value that are wrong, and what would be right."""
-    loc, kind, value = problem["loc"], problem["type"], problem["input"]
-    key = ".".join([*prefix, *map(str, _keys_of(table, loc))])
-    if kind == "value_error":
-        return key, problem["msg"].removeprefix("Value error, ")
-    if kind == "union_tag_invalid":
-        key, value = f"{key}.kind", problem["ctx"]["tag"]
-        message = nearest(value, re.findall(r"'(.*?)'", problem["ctx"]["expected_tags"]))
-    elif kind == "extra_forbidden":
-        message = f"no such key; {nearest(str(loc[-1]), _keys_at(root, loc[:-1]))}"
-    elif kind == "model_type":
-        message = "must be a table"
-    else:
-        message = problem["msg"][0].lower() + problem["msg"][1:]
-    return f"{key} = {value!r}", message
-
-
-def _keys_of(table: Any, loc: Sequence[Any]) -> Iterator[Any]:
-    """The parts of an error's place that are keys of the spec; the others name one type among several."""
-    for part in loc:
-        indexed = isinstance(table, list | tuple)
-        if part in (range(len(table)) if indexed else table if isinstance(table, Mapping) else ()):
-            table = table[part]
-            yield part
-
-
-def _keys_at(root: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    """The keys that the table at a path can have."""
-    return [name for model in _models_at(root, path) for name in model.model_fields]
-
-
-def _models_at(root: type[BaseModel], path: Sequence[Any]) -> list[type[BaseModel]]:
-    models = [root]
-    for part in path:
-        fields = [m.model_fields[part] for m in models if part in m.model_fields]
-        inside = [inner for field in fields for inner in _models_in(field.annotation)]
-        models = inside or [m for m in models if _kind(m) == part] or models
-    return models
-
-
-def _kind(model: type[BaseModel]) -> Any:
-    return model.model_fields["kind"].default if "kind" in model.model_fields else None
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif typing.get_origin(annotation) in (typing.Union, types.UnionType, Annotated):
-        for inner in typing.get_args(annotation):
-            yield from _models_in(inner)
 
 
 def _without_none(value: Any) -> Any:

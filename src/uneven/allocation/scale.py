@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from typing import Literal, Protocol
 
 from uneven.submodels import Supernet
@@ -31,9 +31,8 @@ class Scale(Protocol):
 
 
 class Channels:
-    """Widths; a step is a width at which some group gains a channel.
-
-    ``width`` costs r and ``width2`` r^2, about the share of parameters. The other units are counted.
+    """Widths r; a step is a width at which some group gains a channel. As `Cost`, ``width`` is r and ``width2`` is
+    r^2, about the share of parameters; the others are counted.
     """
 
     unit: Literal["width"] = "width"
@@ -44,9 +43,9 @@ class Channels:
         self._counted: dict[float, int] = {}
 
     def steps(self, ratio: float) -> list[float]:
-        below = self._widths[: bisect_right(self._widths, ratio + NEAR)][-1:]
-        above = self._widths[bisect_left(self._widths, ratio - NEAR) :][:1]
-        return below if below == above else [*below, *above]
+        k = bisect_left(self._widths, ratio - NEAR)
+        alone = k == 0 or self._widths[k] <= ratio + NEAR
+        return self._widths[k : k + 1] if alone else self._widths[k - 1 : k + 1]
 
     def cost(self, ratio: float) -> float:
         if self._of == "width":
