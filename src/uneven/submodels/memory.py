@@ -37,7 +37,7 @@ from uneven.errors import ModelError, UnevenError
 from uneven.models import build
 from uneven.submodels import MaskSubmodel, Submodel, Supernet
 from uneven.training.local import make_optimizer, of_logits, train_locally
-from uneven.training.losses import cross_entropy
+from uneven.training.losses import of_examples
 from uneven.training.options import TrainingOptions
 
 STEPS = 2
@@ -138,7 +138,7 @@ def _batch(example: Tensor, batch: int) -> Tensor:
 
 def _loss(logits: Tensor) -> Tensor:
     """Cross-entropy with class 0, at every exit or position."""
-    return cross_entropy(logits, torch.zeros(logits.shape[:-1], dtype=torch.int64))
+    return of_examples(logits, torch.zeros(logits.shape[:-1], dtype=torch.int64))
 
 
 class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -17,11 +17,16 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """
     if logits.dim() == 2:
         return functional.cross_entropy(logits, y)
-    return summed(logits, y) / count(y, logits).clamp(min=1)
+    wanted = y != NOTHING if y.dim() < logits.dim() else y.sum(-1) > 0
+    rows, goals = logits[wanted], y[wanted]  # what is left out costs no time
+    return functional.cross_entropy(rows, goals, reduction="sum") / max(len(goals), 1)
 
 
 def of_examples(logits: Tensor, y: Tensor) -> Tensor:
-    """The mean over examples of -log p(y | x), a scalar: of a text, the sum over its targets."""
+    """The mean over examples of -log p(y | x), a scalar: of a text, the sum over its targets.
+
+    Its shapes do not depend on the labels, as `torch.func` wants it.
+    """
     return functional.cross_entropy(logits, y) if logits.dim() == 2 else summed(logits, y) / len(y)
 
 
@@ -31,8 +36,3 @@ def summed(logits: Tensor, y: Tensor) -> Tensor:
         return functional.cross_entropy(logits, y, reduction="sum")
     rows = logits.flatten(0, 1), y.flatten(0, 1)
     return functional.cross_entropy(*rows, ignore_index=NOTHING, reduction="sum")
-
-
-def count(y: Tensor, logits: Tensor) -> Tensor:
-    """How much is to be predicted, an integer scalar."""
-    return (y.sum(-1) > 0).sum() if y.dim() == logits.dim() else (y != NOTHING).sum()
