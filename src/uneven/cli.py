@@ -189,7 +189,7 @@ def plan(
     bytes_: Annotated[str | None, typer.Option("--bytes", metavar="2MB", help="One message, at most.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run each width in a process of its own.")] = False,
 ) -> None:
-    """Show what each width of the model costs on a device, and the widest that fits the limits."""
+    """Show what each width of the model costs on a device, the widest that fits the limits, who gets how much."""
     from uneven import plan as planning
 
     chosen = _spec(spec, sets, profile)
@@ -200,6 +200,9 @@ def plan(
         planner = planning.Planner(chosen)
         rows = [planner.row(width, measure) for width in planning.WIDTHS]
         console.print(planning.table(rows, chosen.training.batch_size))
+        if not chosen.allocation_class.DEALS_CAPACITIES:
+            for shown in planner.clients():
+                console.print(shown, soft_wrap=isinstance(shown, str))
         if not limits:
             return
         said = ", ".join(f"{unit} at most {given[unit]}" for unit in limits)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from uneven.allocation import Allocation, View
 from uneven.allocation.histograms import histograms
@@ -75,17 +76,38 @@ def cards(spec: Spec, federation: Federation, supernet: Supernet, allocation: Al
     ]
 
 
-def shares(spec: Spec, supernet: Supernet, allocation: Allocation) -> tuple[Cost, list[float]]:
-    """What each client's capacity comes to in whole channels or parameters, before `Spec.match`: the cost that it
-    is counted in, and for each client its share of the full model's."""
+@dataclass(frozen=True)
+class Spent:
+    """What the clients' capacities come to in whole channels or parameters, before `Spec.match`.
+
+    ``shares``: of the full model's ``cost``, for each client. ``realised``: their mean, weighted by P_n.
+    """
+
+    cost: Cost
+    shares: Sequence[float]
+    realised: float
+
+
+def spent(spec: Spec, federation: Federation, supernet: Supernet, allocation: Allocation) -> Spent:
+    """What an allocation costs."""
     unit, given = allocation.unit, allocation.capacities
+    counted = "params" if holds_parameters(spec) else allocation.cost
     if holds_parameters(spec):
         own = {c: fit(supernet, spec, c, unit)[1] / supernet.size for c in set(given)}
-        return "params", [own[c] for c in given]
-    scale = Channels(supernet, allocation.cost, spec.training)
-    widths = {c: width_for(supernet, c, unit, spec.training) for c in set(given)}
-    own = {c: scale.cost(scale.steps(width)[-1]) for c, width in widths.items()}
-    return allocation.cost, [own[c] for c in given]
+    else:
+        scale = Channels(supernet, counted, spec.training)
+        widths = {c: width_for(supernet, c, unit, spec.training) for c in set(given)}
+        own = {c: scale.cost(scale.steps(width)[-1]) for c, width in widths.items()}
+    shares, examples = [own[c] for c in given], [len(client.train) for client in federation.clients]
+    total = math.fsum(n * share for n, share in zip(examples, shares, strict=True))
+    return Spent(counted, shares, total / sum(examples))
+
+
+def summary(spec: Spec, given: Allocation, spent: Spent) -> dict[str, Any]:
+    """Who gave the clients their capacities, and what these cost on average: the budget asked, the exact ratios,
+    and what was realised in whole channels."""
+    budget = {} if given.budget is None else {"budget": given.budget, "exact": given.exact}
+    return {"policy": spec.names["allocation"], "cost": spent.cost, **budget, "realised": spent.realised}
 
 
 def fit(supernet: Supernet, spec: Spec, capacity: float, unit: CapacityUnit) -> Fit:

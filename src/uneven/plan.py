@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
+from uneven import fitting
+from uneven.allocation import Allocation
 from uneven.data import Federation
 from uneven.errors import SpecError
 from uneven.experiment import load_model
@@ -62,6 +65,13 @@ class Planner:
             self.supernet, lambda submodel: all(cost(submodel, u, training) <= limits[u] for u in limits)
         )
 
+    def clients(self) -> list[Table | str]:
+        """What the spec gives each client, and how its budget is met where there is one."""
+        given = fitting.allocate(self.spec, self.federation, self.supernet)
+        spent = fitting.spent(self.spec, self.federation, self.supernet, given)
+        line = [] if given.budget is None else [budget_line(fitting.summary(self.spec, given, spent))]
+        return [clients_table(self.federation, given, spent), *line]
+
 
 def quantity(text: str, field: str) -> int:
     """``512MB``, ``1G``, ``1.5GiB`` as a number: K, M, G, T are powers of 1000, Ki, Mi, Gi of 1024.
@@ -88,6 +98,28 @@ def table(rows: list[Row], batch: int) -> Table:
             cells += [f"{memory.training / 1e6:.1f}", f"{memory.inference / 1e6:.1f}"]
         shown.add_row(*cells)
     return shown
+
+
+def clients_table(federation: Federation, given: Allocation, spent: fitting.Spent) -> Table:
+    """A row per client: its size, what the policy went by, the ratio before rounding, what it gets, and what that
+    costs of the full model."""
+    ratios = {} if given.ratios is None else {"ratio": given.ratios}
+    columns = {**given.columns, **ratios, given.unit: given.capacities, f"{spent.cost}, share": spent.shares}
+    shown = Table("client", title="what each client gets", title_justify="left")
+    for heading in ["examples", *columns]:
+        shown.add_column(heading.replace("_", " "), justify="right", no_wrap=True)
+    for client in federation.clients:
+        numbers = (f"{column[client.id]:.4f}" for column in columns.values())
+        shown.add_row(client.name, f"{len(client.train):,}", *numbers)
+    return shown
+
+
+def budget_line(given: dict[str, Any]) -> str:
+    """The budget that an allocation was asked to spend, and what it spends; see `uneven.fitting.summary`."""
+    return (
+        f"allocation {given['policy']}: {given['budget']:g} of the full model's {given['cost']} asked on average, "
+        f"{given['exact']:.4f} before rounding, {given['realised']:.4f} realised"
+    )
 
 
 def short(number: float) -> str:

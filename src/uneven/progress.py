@@ -12,11 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from uneven.experiment import Experiment
-from uneven.plan import short
+from uneven.plan import budget_line, short
 from uneven.tracking import Line
 
 if TYPE_CHECKING:
     from uneven.comparison import Run
+
+
+MOST_SHOWN = 8
+"""Capacities that are shown one by one."""
 
 
 class Terminal:
@@ -46,11 +50,13 @@ class Terminal:
 
     def started(self, experiment: Experiment, folder: Path | None, done: int) -> None:
         spec, d = experiment.spec, experiment.supernet.size
-        capacities = sorted({card.capacity for card in experiment.cards}, reverse=True)
+        capacities = [f"{c:g}" for c in sorted({card.capacity for card in experiment.cards}, reverse=True)]
+        if len(capacities) > MOST_SHOWN:
+            capacities = [f"{len(capacities)} of {capacities[-1]} to {capacities[0]}"]
         method, model = spec.names["method"], spec.names["model"]
         self._console.print(
             f"{method}: {len(experiment.cards)} clients, {model} of {d:,} parameters, capacities "
-            f"{', '.join(f'{c:g}' for c in capacities)}" + (f", in {folder}" if folder else ""),
+            f"{', '.join(capacities)}" + (f", in {folder}" if folder else ""),
             soft_wrap=True,
         )
         if done:
@@ -97,11 +103,7 @@ def closing_lines(result: dict[str, Any]) -> list[str]:
     ]
     given = result["allocation"]
     if "budget" in given:
-        lines.insert(
-            -1,
-            f"budget: {given['budget']:g} of the full model's {given['cost']} asked of allocation "
-            f"'{given['policy']}', {given['realised']:.4f} realised in whole channels",
-        )
+        lines.insert(-1, budget_line(given))
     if all(row["capacity"] < 1 for row in result["per_capacity"]):
         lines.insert(1, "no client holds the full model: its accuracy is that of what the method makes of it")
     if result["failures"]:

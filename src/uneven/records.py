@@ -6,14 +6,13 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from math import fsum
 from typing import Any
 
 import torch
 
+from uneven import fitting
 from uneven.evaluation import Evaluation, Score
 from uneven.experiment import Experiment, Round
-from uneven.fitting import shares
 from uneven.submodels.cost import cost
 from uneven.tracking import Line
 
@@ -124,14 +123,8 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
 
 
 def _allocation(experiment: Experiment) -> dict[str, Any]:
-    """Who gave the clients their capacities, and what these cost on average, each client weighted by its share of
-    all training examples: the budget asked, the exact ratios, and what was realised in whole channels."""
-    given = experiment.allocation
-    unit, own = shares(experiment.spec, experiment.supernet, given)
-    examples = [card.examples for card in experiment.cards]
-    realised = fsum(n * share for n, share in zip(examples, own, strict=True)) / sum(examples)
-    budget = {} if given.budget is None else {"budget": given.budget, "exact": given.exact}
-    return {"policy": experiment.spec.names["allocation"], "cost": unit, **budget, "realised": realised}
+    spec, given = experiment.spec, experiment.allocation
+    return fitting.summary(spec, given, fitting.spent(spec, experiment.federation, experiment.supernet, given))
 
 
 def _recalibration(lines: Sequence[Line]) -> dict[str, int]:
