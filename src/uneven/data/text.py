@@ -162,8 +162,8 @@ def _pretrained(options: DataOptions) -> Tokenizer:
     except Exception as error:  # a dozen kinds, from the network's to a slow tokenizer without a backend
         reason = str(error).strip().partition("\n")[0]
         raise DataError(
-            f"data.tokenizer = '{name}': neither {', '.join(map(repr, TRAINED))} nor a tokenizer that transformers "
-            f"finds in a folder or on the hub: {reason}"
+            f"data.tokenizer = '{name}': neither {', '.join(map(repr, TRAINED))} nor a tokenizer that "
+            f"transformers finds in a folder or on the hub: {reason}"
         ) from error
     pad, unknown = found.pad_token_id, found.unk_token_id
     if pad is None and options.task == "next_token":

@@ -20,8 +20,8 @@ _WORD = re.compile(
 def split(text: str) -> list[str]:
     """The words of a text in lower case, and its punctuation.
 
-    An apostrophe between letters belongs to its word, straight or curly; a full stop to letters that each have one,
-    and to a number. All else but white space is a word of its own, character by character.
+    An apostrophe between letters belongs to its word, straight or curly; a full stop to letters that each have
+    one, and inside a number. All else but white space is a word of its own, character by character.
 
     >>> split("Don’t panic: A.I. needs 2,000 hands-on hours…")
     ["don't", 'panic', ':', 'a.i.', 'needs', '2,000', 'hands', '-', 'on', 'hours', '…']
@@ -45,7 +45,7 @@ def vocabulary(texts: Iterable[str], size: int, least: int) -> tuple[str, ...]:
     often = sorted((word for word, count in counts.items() if count >= least), key=lambda w: (-counts[w], w))
     if len(often) < 2:
         raise DataError(
-            f"a vocabulary of {('none', 'one')[len(often)]}: the clients' training texts have {len(counts)} words, "
-            f"of which {len(often)} come {least} times or more (data.min_count); two are needed"
+            f"a vocabulary of {('none', 'one')[len(often)]}: the clients' training texts have {len(counts)} "
+            f"different words, of which {len(often)} come {least} times or more (data.min_count); two are needed"
         )
     return (PAD, UNKNOWN, *often[: size - 2])

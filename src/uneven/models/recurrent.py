@@ -1,8 +1,8 @@
 """A recurrent network that reads texts from left to right."""
 
+from itertools import pairwise
 from typing import Annotated
 
-import torch
 from pydantic import ConfigDict, Field, validate_call
 from torch import Tensor, nn
 
@@ -25,8 +25,7 @@ class SlimmableLSTM(nn.Module):
         super().__init__()
         self.pad, self.next_token = pad, info.task == "next_token"
         self.words = nn.Embedding(info.vocab_size or 0, sizes[0], padding_idx=pad)
-        pairs = zip(sizes, sizes[1:], strict=False)
-        self.layers = nn.ModuleList(nn.LSTM(before, after, batch_first=True) for before, after in pairs)
+        self.layers = nn.ModuleList(nn.LSTM(*pair, batch_first=True) for pair in pairwise(sizes))
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(sizes[-1], info.num_classes)
 
