@@ -63,6 +63,7 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedhello": ("fedhello", {}),
     "static": ("static", {"density": 0.4}),
     "static-magnitude": ("static", {"density": 0.4, "initial": "magnitude"}),
+    "static-snip": ("static", {"density": 0.4, "initial": "snip"}),
     "set": ("set", {"density": 0.4, "every": 1}),
     "fedrts": ("fedrts", {"density": 0.4, "every": 1}),
     "fedrts-clients": ("fedrts", {"density": 0.4, "every": 1, "gamma": 0.0, "cap_swaps": True}),

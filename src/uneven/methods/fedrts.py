@@ -111,7 +111,8 @@ class FedRTS(DynamicMethod):
             self._weight[name] += update.examples * here
 
     def _observes(self, t: int) -> bool:
-        return t <= self.options.end and (self.options.evidence == "every_round" or self.schedule.due(t))
+        options: FedRTSOptions = self.options
+        return t <= self.options.end and (options.evidence == "every_round" or options.due(t))
 
     def adjust(self, t: int) -> None:
         if self._observes(t):
@@ -126,7 +127,7 @@ class FedRTS(DynamicMethod):
             aggregate = torch.where(mask, best.float(), 0.5)
             seen = self._weight[name] > 0
             own = self._votes[name] / self._weight[name].clamp(min=1)
-            if gamma == 1 and self.schedule.due(t):
+            if gamma == 1 and self.options.due(t):
                 seen = seen | ~mask  # nobody is asked about places without a link: all of them get 1/2
             self.belief.update(name, gamma * aggregate + (1 - gamma) * own, seen)
 

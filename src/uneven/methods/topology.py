@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -35,8 +36,9 @@ from uneven.rng import generator
 from uneven.sparsity import Layers, Mask, Schedule, strongest
 from uneven.sparsity.coding import changes_bytes, subset_bytes
 from uneven.sparsity.gradients import mean_gradient
-from uneven.sparsity.initial import Initial, initial_mask
-from uneven.submodels import MaskSubmodel, Network, State, Submodel
+from uneven.sparsity.initial import Initial, first_mask, initial_mask
+from uneven.sparsity.opening import MeanAnswers, Opening, Snip
+from uneven.submodels import MaskSubmodel, Network, State, Submodel, Supernet
 from uneven.submodels.masks import masked
 
 
@@ -49,24 +51,82 @@ class SparseOptions(MethodOptions):
     """How links are spread over layers: Erdos-Renyi kernel, the same density in all, or the largest initial |x|
     of the whole model (``global``)."""
     initial: Initial = "random"
-    """The links at the start: drawn at random, or those of the largest initial |x|."""
+    """The links at the start: drawn at random, those of the largest initial |x|, or those of the largest |g x|, g
+    the gradient at the initial weights, which the first round's clients tell (``snip``: the first round itself
+    trains random links)."""
+
+    @property
+    def opens(self) -> bool:
+        """Whether the first round's clients have a say in the topology that the run goes on with."""
+        return self.initial == "snip"
+
+    def first(self, supernet: Supernet, seed: int) -> State:
+        """The topology of the first round."""
+        return first_mask(supernet, self.density, self.layers, self.initial, seed)
+
+    def opening(self, supernet: Supernet, seed: int) -> Opening:
+        """What the first round's clients are asked, where it `opens`."""
+        draws = generator(seed, "snip")
+        return Snip(supernet, lambda scores: initial_mask(supernet, self.density, self.layers, scores, draws))
+
+
+class SparseClient(Client):
+    """Trains its share of the topology, and answers what the server asks beside it."""
+
+    def train(self, assignment: Assignment, data: Examples, memory: State) -> tuple[Update, State]:
+        network = self.network(assignment).load(assignment.payload["model"])
+        report = self.fit(network, assignment, data, self.correction(network, assignment, memory))
+        update = self.update(assignment, data, report, {"model": network.values()})
+        return self.answered(assignment, update, network, data), memory
+
+    def answered(self, assignment: Assignment, update: Update, network: Network, data: Examples) -> Update:
+        """The update with what was asked: candidates for growth, of the mean gradient on all local data after
+        training, or the answers of an opening."""
+        if assignment.growth is not None:
+            gradient = mean_gradient(network, data, self.training.batch_size, self.loss(data))
+            draws = generator(self.seed, "candidates", assignment.round, assignment.client)
+            masks = assignment.growth.masks
+            found = {name: _candidates(gradient[name], assignment.growth, name, draws) for name in masks}
+            update = replace(update, candidates=found, scored=update.scored + len(data))
+        if assignment.asks:
+            answers, scored = self._opening.answers(data, self.training, self.loss(data))
+            update = replace(update, answers=answers, scored=update.scored + scored)
+        return update
+
+    @cached_property
+    def _opening(self) -> Opening:
+        opening: Opening = self.options.opening(self.supernet, self.seed)
+        return opening
+
+
+def _candidates(gradient: Tensor, growth: Growth, name: str, draws: torch.Generator) -> Candidates:
+    if growth.everywhere:
+        return Candidates(torch.arange(gradient.numel()), gradient.reshape(-1))
+    best = strongest(gradient.abs(), ~growth.masks[name], growth.counts[name], draws)
+    places = best.reshape(-1).nonzero().squeeze(1)
+    return Candidates(places, gradient.reshape(-1)[places] if growth.values else None)
 
 
 class SparseMethod(Method):
-    """A method whose clients share one topology. As it stands here, it never changes.
+    """A method whose clients share one topology. As it stands here, it never changes (but after an opening).
 
     Attributes:
         mask: prunable tensor -> bool, of its shape: where links are. Replaced by an adjustment, never changed in
             place. What the server keeps is zero elsewhere.
+        first: the topology that the run started from; with an opening, what that gave.
     """
 
     Options = SparseOptions
+    Client = SparseClient
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"density": 1.0}
 
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
-        self.mask: State = self._initial_mask()
+        self.mask: State = self.options.first(self.supernet, context.seed)
         self.first = self.mask
+        self.opening: Opening | None = None
+        if self.options.opens:
+            self.opening = self.options.opening(self.supernet, context.seed)
         self.state = self._confined(self.state)
         self._parts: tuple[State, dict[int, MaskSubmodel]] = (self.state, {})
         self._news = torch.zeros((), dtype=torch.float64)  # bytes that tell of all adjustments so far
@@ -82,18 +142,11 @@ class SparseMethod(Method):
         if options.layers == "global" and options.initial == "random":
             raise MethodError(
                 "method.layers = 'global': compares |x| over the whole model, so method.initial = 'random' has no "
-                "effect with it; use 'magnitude'"
+                "effect with it; use 'magnitude' or 'snip'"
             )
+        if options.initial == "snip" and options.density == 1:
+            raise MethodError("method.initial = 'snip': has no effect at density 1, where every place has a link")
         return options
-
-    def _initial_mask(self) -> State:
-        draws = generator(self.context.seed, "topology")
-        weights = {name: self.state[name] for name in self.supernet.maskable}
-        if self.options.initial == "random":
-            scores = {name: torch.rand(weight.shape, generator=draws) for name, weight in weights.items()}
-        else:
-            scores = {name: weight.abs() for name, weight in weights.items()}
-        return initial_mask(self.supernet, self.options.density, self.options.layers, scores, draws)
 
     @property
     def links(self) -> dict[str, int]:
@@ -141,13 +194,48 @@ class SparseMethod(Method):
         for name, mask in self.mask.items():
             held = int(submodel.select(name, mask).sum())
             news += subset_bytes(int(mask.sum()), held)
-        return replace(super().assignment(t, client, submodel), index_bytes=math.ceil(round(news, 6)))
+        asks = self.opening.asks if self.opening is not None and t == 1 else {}
+        index_bytes = math.ceil(round(news, 6))
+        return replace(super().assignment(t, client, submodel), index_bytes=index_bytes, asks=asks)
 
-    def change_to(self, mask: Mask) -> None:
-        """Take another topology. What goes is lost, with what the server's optimizer knows of it."""
-        for name, old in self.mask.items():
-            gone, come = (int((a & ~b).sum()) for a, b in ((old, mask[name]), (mask[name], old)))
-            self._news = self._news + changes_bytes(old.numel(), int(old.sum()), gone, come)
+    def begin(self, t: int) -> None:
+        """Before the first update of a round is seen."""
+
+    def observe(self, assignment: Assignment, update: Update) -> None:
+        """What an accepted update tells of links."""
+
+    def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
+        self.begin(t)
+        self._answers = MeanAnswers()
+
+        def seen() -> Iterator[tuple[Assignment, Update]]:
+            for assignment, update in results:
+                self.observe(assignment, update)
+                self._answers.add(update.answers, update.examples)
+                yield assignment, update
+
+        super().merge(t, seen())
+
+    def adjust(self, t: int) -> None:
+        if self.opening is not None and t == 1:
+            self._open(self.opening)
+
+    def _open(self, opening: Opening) -> None:
+        """Go on with the topology that the first round's clients speak for: the links that they trained keep their
+        values, the others start from their initial ones."""
+        trained, mask = self.mask, opening.mask(self._answers.mean())
+        self.change_to(mask, opening.told)
+        self.first = self.mask
+        for name, now in self.mask.items():
+            self.state[name] = torch.where(now & ~trained[name], self.supernet.initial[name], self.state[name])
+
+    def change_to(self, mask: Mask, told: float | None = None) -> None:
+        """Take another topology. What goes is lost, with what the server's optimizer knows of it.
+
+        Args:
+            told: the bytes that tell a client of it; by default at the entropy of what changes.
+        """
+        self._news = self._news + (self._difference(mask) if told is None else told)
         self.mask = dict(mask)
         self.state = self._confined(self.state)
         moments = self.optimizer.moments
@@ -156,11 +244,20 @@ class SparseMethod(Method):
             for key, tensor in moments.items()
         }
 
+    def _difference(self, mask: Mask) -> float:
+        """Bytes that tell which links go and which come."""
+        pairs = [(old, mask[name]) for name, old in self.mask.items()]
+        return math.fsum(
+            changes_bytes(a.numel(), int(a.sum()), int((a & ~b).sum()), int((b & ~a).sum())) for a, b in pairs
+        )
+
     def _confined(self, state: State) -> State:
         return {name: t * self.mask[name] if name in self.mask else t for name, t in state.items()}
 
     def saved(self) -> State:
         masks = {f"topology/{name}": mask for name, mask in self.mask.items()}
+        if self.opening is not None:
+            masks |= {f"first/{name}": mask for name, mask in self.first.items()}
         return super().saved() | masks | {"news": self._news, "told": self._told}
 
     def restore(self, tensors: State) -> None:
@@ -168,15 +265,21 @@ class SparseMethod(Method):
         mask = {name: tensors[f"topology/{name}"] for name in self.mask}
         self.check_links({name: int(links.sum()) for name, links in mask.items()})
         self.mask = mask
+        if self.opening is not None:
+            self.first = {name: tensors[f"first/{name}"] for name in self.first}
         self._news, self._told = tensors["news"], tensors["told"]
 
     def check_links(self, links: Mapping[str, int]) -> None:
-        """Whether a checkpoint can have so many links of each tensor; here, as many as there are.
+        """Whether a checkpoint can have so many links of each tensor; here, as many as there are, or with an
+        opening as many in all.
 
         Raises:
             MethodError: it cannot.
         """
-        for name, k in self.links.items():
+        own = self.links
+        if self.opening is not None:
+            own, links = {"all tensors": sum(own.values())}, {"all tensors": sum(links.values())}
+        for name, k in own.items():
             if links[name] != k:
                 raise MethodError(
                     f"method.density = {self.options.density:g}: gives {name} {k:,} links, and the checkpoint has "
@@ -196,33 +299,16 @@ class DynamicOptions(SparseOptions):
     decay: Literal["cosine", "constant"] = "cosine"
     """How that share falls until T_end."""
 
+    @property
+    def schedule(self) -> Schedule:
+        """When how many links are exchanged, once T_end is decided."""
+        if self.end is None:
+            raise TypeError("method.end is not decided yet")
+        return Schedule(self.every, self.end, self.change, self.decay)
 
-class GrowingClient(Client):
-    """Trains its share of the topology; where the server asks for it, names the places of the largest gradient."""
-
-    def train(self, assignment: Assignment, data: Examples, memory: State) -> tuple[Update, State]:
-        network = self.network(assignment).load(assignment.payload["model"])
-        report = self.fit(network, assignment, data, self.correction(network, assignment, memory))
-        update = self.update(assignment, data, report, {"model": network.values()})
-        return self.answered(assignment, update, network, data), memory
-
-    def answered(self, assignment: Assignment, update: Update, network: Network, data: Examples) -> Update:
-        """The update with the candidates for growth: of the mean gradient on all local data, after training."""
-        growth = assignment.growth
-        if growth is None:
-            return update
-        gradient = mean_gradient(network, data, self.training.batch_size, self.loss(data))
-        draws = generator(self.seed, "candidates", assignment.round, assignment.client)
-        found = {name: _candidates(gradient[name], growth, name, draws) for name in growth.masks}
-        return replace(update, candidates=found, scored=update.scored + len(data))
-
-
-def _candidates(gradient: Tensor, growth: Growth, name: str, draws: torch.Generator) -> Candidates:
-    if growth.everywhere:
-        return Candidates(torch.arange(gradient.numel()), gradient.reshape(-1))
-    best = strongest(gradient.abs(), ~growth.masks[name], growth.counts[name], draws)
-    places = best.reshape(-1).nonzero().squeeze(1)
-    return Candidates(places, gradient.reshape(-1)[places] if growth.values else None)
+    def due(self, t: int) -> bool:
+        """Whether the topology is adjusted after round t; not where it only opens then."""
+        return self.schedule.due(t) and not (self.opens and t == 1)
 
 
 class DynamicMethod(SparseMethod):
@@ -230,52 +316,33 @@ class DynamicMethod(SparseMethod):
     clients tell it something."""
 
     Options = DynamicOptions
-    Client = GrowingClient
 
     def resolve(self, context: Context, options: Any) -> Any:
         options = super().resolve(context, options)
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
-        if options.end is not None and options.end < options.every:
+        first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
+        if options.end is not None and options.end < first:
             raise MethodError(
-                f"method.end = {options.end}: is before the first adjustment, after round {options.every} "
+                f"method.end = {options.end}: is before the first adjustment, after round {first} "
                 "(method.every); there would be none"
             )
         return options.model_copy(update={"end": end})
 
-    @property
-    def schedule(self) -> Schedule:
-        return Schedule(self.options.every, self.options.end, self.options.change, self.options.decay)
-
     def swaps(self, t: int) -> dict[str, int]:
         """How many links of each layer are exchanged after round t."""
-        return {n: self.schedule.swap(t, k, self.mask[n].numel()) for n, k in self.links.items()}
+        return {n: self.options.schedule.swap(t, k, self.mask[n].numel()) for n, k in self.links.items()}
 
     def growth(self, t: int) -> Growth | None:
         """What clients are asked in a round that ends with an adjustment."""
         return None
 
     def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
-        growth = self.growth(t) if self.schedule.due(t) else None
+        growth = self.growth(t) if self.options.due(t) else None
         return replace(super().assignment(t, client, submodel), growth=growth)
 
-    def begin(self, t: int) -> None:
-        """Before the first update of a round is seen."""
-
-    def observe(self, assignment: Assignment, update: Update) -> None:
-        """What an accepted update tells of links."""
-
-    def merge(self, t: int, results: Iterable[tuple[Assignment, Update]]) -> None:
-        self.begin(t)
-
-        def seen() -> Iterator[tuple[Assignment, Update]]:
-            for assignment, update in results:
-                self.observe(assignment, update)
-                yield assignment, update
-
-        super().merge(t, seen())
-
     def adjust(self, t: int) -> None:
-        if self.schedule.due(t):
+        super().adjust(t)
+        if self.options.due(t):
             self.change_to(self.adjusted(t))
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 from uneven.apportion import apportion
@@ -24,24 +25,34 @@ def links(supernet: Supernet, density: float, layers: Layers = "erk") -> dict[st
         MethodError: there is nothing to prune, what is never pruned is more than the density allows, or a layer
             would have no link.
     """
-    left = links_in_all(supernet, density)
     sizes = {name: supernet.initial[name].numel() for name in supernet.maskable}
     weights = {name: _weight(supernet, name, layers) for name in sizes}
-    sparse: list[str] = list(sizes)
-    dense: dict[str, int] = {}
-    while True:
-        total = math.fsum(weights[name] * sizes[name] for name in sparse)
-        full = {name: sizes[name] for name in sparse if left * weights[name] > total}
-        if not full:
-            break
-        left -= sum(full.values())  # less than what was left: each of them was to have more than it has places
-        dense |= full
-        sparse = [name for name in sparse if name not in full]
-    shares = [weights[name] * sizes[name] for name in sparse]
-    counts = dense | (dict(zip(sparse, apportion(shares, left), strict=True)) if sparse else {})
+    counts = within(weights, sizes, links_in_all(supernet, density))
     empty = [name for name, count in counts.items() if not count]
     if empty:
         raise MethodError(f"method.density = {density:g}: {empty[0]} would have no link; use a higher density")
+    return counts
+
+
+def within(weights: Mapping[str, float], sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """Whole numbers that sum to ``total``, in proportion to weight times size, none above its size.
+
+    One that would be above is its size, and the others share what is left; by largest remainder.
+
+    >>> within({"a": 1.0, "b": 4.0}, {"a": 10, "b": 10}, 15)
+    {'a': 5, 'b': 10}
+    """
+    left, sparse, full = total, list(sizes), dict[str, int]()
+    while True:
+        whole = math.fsum(weights[name] * sizes[name] for name in sparse)
+        more = {name: sizes[name] for name in sparse if left * weights[name] > whole}
+        if not more:
+            break
+        left -= sum(more.values())  # less than what was left: each of them was to have more than it has places
+        full |= more
+        sparse = [name for name in sparse if name not in full]
+    shares = [weights[name] * sizes[name] for name in sparse]
+    counts = full | (dict(zip(sparse, apportion(shares, left), strict=True)) if sparse else {})
     return {name: counts[name] for name in sizes}
 
 

@@ -9,12 +9,34 @@ import torch
 from torch import Tensor
 
 from uneven.errors import MethodError
+from uneven.rng import generator
 from uneven.sparsity.densities import Layers, links, links_in_all
 from uneven.sparsity.rules import strongest
 from uneven.submodels import State, Supernet
 from uneven.submodels.topk import top_k
 
-Initial = Literal["random", "magnitude"]
+Initial = Literal["random", "magnitude", "snip"]
+
+
+def first_mask(
+    supernet: Supernet, density: float, layers: Layers | Literal["global"], initial: Initial, seed: int
+) -> State:
+    """The links of the first round, which follow from the run's seed.
+
+    ``snip``: the scores are known after that round only (see `uneven.sparsity.opening.Snip`); until then links are
+    random, under ERK where they are to be the best of all layers together.
+
+    Raises:
+        MethodError: as `initial_mask`.
+    """
+    draws = generator(seed, "topology")
+    weights = {name: supernet.initial[name] for name in supernet.maskable}
+    if initial == "magnitude":
+        scores = {name: weight.abs() for name, weight in weights.items()}
+    else:
+        scores = {name: torch.rand(weight.shape, generator=draws) for name, weight in weights.items()}
+        layers = "erk" if layers == "global" else layers
+    return initial_mask(supernet, density, layers, scores, draws)
 
 
 def initial_mask(
@@ -45,7 +67,7 @@ def initial_mask(
     for name in names:
         if not mask[name].any():
             raise MethodError(
-                f"method.density = {density:g}: {name} would have no link among the largest |x| of the whole "
-                "model; use a higher density, or method.layers = 'erk'"
+                f"method.density = {density:g}: {name} would have no link among the largest scores of the "
+                "whole model; use a higher density, or method.layers = 'erk'"
             )
     return mask
