@@ -58,7 +58,7 @@ def test_a_global_choice_needs_no_even_share() -> None:
         score.view(-1)[3] = 1.0
     mask = initial_mask(three(), 5 / 250, "global", scores, torch.Generator())
     assert all(torch.equal(mask[name], scores[name] > 0) for name in NAMES)
-    with pytest.raises(MethodError, match="4.weight would have no link"):
+    with pytest.raises(MethodError, match=r"4.weight would have no link"):
         initial_mask(three(), 5 / 250, "uniform", scores, torch.Generator())
 
 
