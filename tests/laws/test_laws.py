@@ -27,7 +27,7 @@ from uneven.training.local import make_optimizer
 MIXED = [1.0, 0.5, 0.25, 0.5]
 FULL_STEP = TrainingOptions(lr=1.0, batch_size=100, steps=1, schedule="constant")
 ONE_STEP = TrainingOptions(lr=0.05, batch_size=4, steps=1, schedule="constant")
-SMALL_MODELS = ["mlp", "cnn-group", "cnn-batch", "cnn-none"]
+SMALL_MODELS = ["mlp", "cnn-group", "cnn-batch", "cnn-none", "lstm"]
 FULL_FORMS = {name: (name, method.NEUTRAL) for name, method in METHODS.items()}
 every_form = pytest.mark.parametrize(("form", "model"), tried(METHOD_FORMS, MODELS))
 every_form_on_small_models = pytest.mark.parametrize(

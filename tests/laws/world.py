@@ -12,6 +12,7 @@ from torch import Tensor
 
 from uneven.aggregation import ServerOptions
 from uneven.data import ClientData, Examples, Federation, Info
+from uneven.data.federation import NOTHING
 from uneven.engines import SerialEngine
 from uneven.methods import METHODS, Assignment, ClientCard, Context, Method, Update
 from uneven.models import build
@@ -20,6 +21,8 @@ from uneven.submodels import State, Supernet
 from uneven.training import TrainingOptions
 
 INFO = Info(input_shape=(1, 8, 8), num_classes=3, labels=("a", "b", "c"))
+WORDS = ("[PAD]", "[UNK]", *"abcdefghij")
+TEXTS = Info((5,), len(WORDS), WORDS, vocab_size=len(WORDS), pad_id=0, tokenizer="words", task="next_token")
 
 # Every model, and every norm that it can have.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -31,7 +34,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "shufflenet-batch": ("shufflenet_v2_x0_5", {"norm": "batch"}),
     "resnet18-group": ("resnet18", {"norm": "group"}),
     "resnet_tiny-exits": ("resnet_tiny", {"norm": "batch", "exits": True}),
+    "lstm": ("slimmable_lstm", {"embedding": 6, "hidden": 8, "layers": 2}),
 }
+OF_TEXTS = ("lstm",)
+"""The models that predict the next word."""
 
 # Every method in every form; full-model methods under mixed capacities must say what they do.
 METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -65,6 +71,10 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "static-magnitude": ("static", {"density": 0.4, "initial": "magnitude"}),
     "static-snip": ("static", {"density": 0.4, "initial": "snip"}),
     "set": ("set", {"density": 0.4, "every": 1}),
+    "fedtiny": ("fedtiny", {"density": 0.4, "every": 1}),
+    "fedtiny-one": ("fedtiny", {"density": 0.4, "every": 1, "candidates": 1}),
+    "prunefl": ("prunefl", {"density": 0.4, "every": 1}),
+    "prunefl-fixed": ("prunefl", {"density": 0.4, "every": 1, "fixed": True}),
     "fedrts": ("fedrts", {"density": 0.4, "every": 1}),
     "fedrts-clients": ("fedrts", {"density": 0.4, "every": 1, "gamma": 0.0, "cap_swaps": True}),
     "fedrts-momentum": ("fedrts", {"density": 0.4, "every": 2, "decision": "momentum"}),
@@ -109,31 +119,43 @@ TRAINING = TrainingOptions(lr=0.05, batch_size=4, epochs=1)
 @lru_cache
 def supernet(key: str) -> Supernet:
     name, options = MODELS[key]
-    return Supernet(build(name, INFO, options, seed=0), torch.zeros(INFO.input_shape))
+    info, dtype = (TEXTS, torch.int64) if key in OF_TEXTS else (INFO, torch.float32)
+    return Supernet(build(name, info, options, seed=0), torch.zeros(info.input_shape, dtype=dtype))
 
 
 @lru_cache
-def federation(clients: int = 4) -> Federation:
-    """Clients of 5, 6, 7, ... examples; client n lacks class n mod 3."""
-    draws = generator(0, "law data")
+def federation(clients: int = 4, texts: bool = False) -> Federation:
+    """Clients of 5, 6, 7, ... examples; client n lacks class n mod 3, or every third word from its n-th on."""
+    draws, examples = generator(0, "law data"), _texts if texts else _images
+    rows = tuple(
+        ClientData(n, str(n), examples(5 + n, n % 3, draws), examples(3, n % 3, draws), {}) for n in range(clients)
+    )
+    return Federation(rows, examples(9, None, draws), TEXTS if texts else INFO)
 
-    def examples(n: int, lacks: int | None) -> Examples:
-        classes = torch.tensor([c for c in range(3) if c != lacks])
-        y = classes[torch.arange(n) % len(classes)]
-        return Examples(torch.randn(n, *INFO.input_shape, generator=draws), y)
 
-    rows = tuple(ClientData(n, str(n), examples(5 + n, n % 3), examples(3, n % 3), {}) for n in range(clients))
-    return Federation(rows, examples(9, None), INFO)
+def _images(n: int, lacks: int | None, draws: torch.Generator) -> Examples:
+    classes = torch.tensor([c for c in range(3) if c != lacks])
+    y = classes[torch.arange(n) % len(classes)]
+    return Examples(torch.randn(n, *INFO.input_shape, generator=draws), y)
+
+
+def _texts(n: int, lacks: int | None, draws: torch.Generator) -> Examples:
+    """One to six words, an unknown one among them now and then, and what follows each but the last."""
+    words = torch.tensor([1, *(w for w in range(2, len(WORDS)) if lacks is None or w % 3 != lacks)])
+    ids = words[torch.randint(len(words), (n, 6), generator=draws)]
+    ids[torch.arange(6) > torch.arange(n).unsqueeze(1) % 6] = 0
+    return Examples(ids[:, :-1], torch.where(ids[:, 1:] > 1, ids[:, 1:], NOTHING))
 
 
 def _fit(method: type[Method], options: Any, net: Supernet, capacity: float) -> tuple[float, int]:
     """The width and the size of a capacity. Of single parameters: all that are never dropped, and that share of
-    the others, which every method can do."""
+    the others (one for each output, at least, where that is asked), which every method can do."""
     if method.grain(options) == "channel":
         return capacity, net.prefix(capacity).size
     droppable = net.maskable[1:-1] if getattr(options, "keep_edges", False) else net.maskable
     others = sum(net.initial[name].numel() for name in droppable)
-    return 1.0, net.size - others + math.ceil(capacity * others)
+    outputs = sum(len(net.initial[name]) for name in droppable) if getattr(options, "per_output", False) else 0
+    return 1.0, net.size - others + max(math.ceil(capacity * others), outputs)
 
 
 class World:
@@ -150,10 +172,13 @@ class World:
         seed: int = 0,
         rounds: int = 5,
     ) -> None:
-        self.federation = federation(len(widths))
+        self.federation = federation(len(widths), model in OF_TEXTS)
+        classes = self.federation.info.num_classes
         given = method.Options(**(options or {}))
         self.cards = [
-            ClientCard(c.id, len(c.train), c.label_counts(3), width, *_fit(method, given, supernet(model), width))
+            ClientCard(
+                c.id, len(c.train), c.label_counts(classes), width, *_fit(method, given, supernet(model), width)
+            )
             for c, width in zip(self.federation.clients, widths, strict=True)
         ]
         context = Context(supernet(model), self.cards, rounds, seed, training, server or ServerOptions())

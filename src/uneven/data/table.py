@@ -22,7 +22,8 @@ _COLOURS = 20
 
 @dataclass(frozen=True)
 class ClientRow:
-    """One client: its examples for training and for testing, and those for training by class."""
+    """One client: its examples for training and for testing, and those for training by class; for the next token,
+    what is to be predicted in them, by token."""
 
     id: int
     name: str
@@ -33,12 +34,14 @@ class ClientRow:
 
 @dataclass(frozen=True)
 class Description:
-    """All clients, the classes' names, and the size of the global test set."""
+    """All clients, the classes' names, and the size of the global test set. ``kind``: what the labels are, classes
+    or tokens."""
 
     clients: tuple[ClientRow, ...]
     labels: tuple[str, ...]
     input_shape: tuple[int, ...]
     test: int
+    kind: str = "classes"
 
     def summary(self) -> str:
         """One line, e.g. ``"100 clients, 4795 training examples (3 / 43 / 155 a client), ..."``."""
@@ -47,7 +50,7 @@ class Description:
         held = median(sum(count > 0 for count in client.counts) for client in self.clients)
         return (
             f"{len(sizes)} clients, {sum(sizes)} training examples (least / median / most: {spread}), "
-            f"{held:g} of {len(self.labels)} classes at the median client, "
+            f"{held:g} of {len(self.labels)} {self.kind} at the median client, "
             f"{sum(client.test for client in self.clients)} local and {self.test} global test examples, "
             f"input {'x'.join(map(str, self.input_shape))}"
         )
@@ -66,7 +69,8 @@ def describe(federation: Federation) -> Description:
         )
         for client in federation.clients
     )
-    return Description(rows, info.labels, info.input_shape, len(federation.test))
+    kind = "tokens" if info.task == "next_token" else "classes"
+    return Description(rows, info.labels, info.input_shape, len(federation.test), kind)
 
 
 def table(description: Description) -> Table:
@@ -74,11 +78,11 @@ def table(description: Description) -> Table:
     many = len(description.labels) > _COLUMNS
     numbers = [str(k) for k in range(len(description.labels))]
     legend = ", ".join(f"{k} {label}" for k, label in zip(numbers, description.labels, strict=True))
-    caption = description.summary() if many else f"classes: {legend}\n\n{description.summary()}"
+    caption = description.summary() if many else f"{description.kind}: {legend}\n\n{description.summary()}"
     out = Table(title="Training examples by client", caption=caption, caption_justify="left", box=None)
     for heading in ("client", "train", "test"):
         out.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("classes", "largest") if many else numbers:
+    for heading in (description.kind, "largest") if many else numbers:
         out.add_column(heading, justify="left" if heading == "largest" else "right", overflow="fold")
     for client in description.clients:
         cells = _largest(client.counts, description.labels) if many else [str(n or "·") for n in client.counts]
@@ -93,7 +97,8 @@ def _largest(counts: Sequence[int], labels: Sequence[str]) -> list[str]:
 
 
 def plot(federation: Federation, path: str | Path) -> None:
-    """Write a picture (its kind by the suffix) of every client's training examples, stacked by class."""
+    """Write a picture (its kind by the suffix) of every client's training examples, stacked by class if they have
+    one."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -113,11 +118,13 @@ def _title(description: Description) -> str:
 
 
 def _bars(axes: "Axes", description: Description) -> None:
-    counts = np.array([client.counts for client in description.clients])
+    labels, counts = description.labels, np.array([client.counts for client in description.clients])
+    if description.kind == "tokens":  # an example has many
+        labels, counts = ("texts",), np.array([[client.train] for client in description.clients])
     left = np.cumsum(counts, axis=1) - counts
     y = np.arange(len(counts))
-    colours = _colours(len(description.labels))
-    for k, label in enumerate(description.labels):
+    colours = _colours(len(labels))
+    for k, label in enumerate(labels):
         held = counts[:, k] > 0
         axes.barh(y[held], counts[held, k], left=left[held, k], height=0.85, color=colours[k], label=label)
     axes.set(ylim=(len(counts) - 0.4, -0.6), xlabel="training examples", ylabel="client")
@@ -128,7 +135,7 @@ def _bars(axes: "Axes", description: Description) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
-    _legend(axes, description.labels, colours)
+    _legend(axes, labels, colours)
 
 
 def _colours(classes: int) -> Any:
