@@ -23,10 +23,12 @@ from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
 from uneven.methods.fedrts import FedRTS
+from uneven.methods.fedtiny import FedTiny
 from uneven.methods.fiarse import Fiarse
 from uneven.methods.fjord import FjORD
 from uneven.methods.full import FullModelMethod
 from uneven.methods.heterofl import HeteroFL
+from uneven.methods.prunefl import PruneFL
 from uneven.methods.scaffold import Scaffold
 from uneven.methods.scalefl import ScaleFL
 from uneven.methods.set import SET
@@ -50,6 +52,8 @@ METHODS: dict[str, type[Method]] = {
     "fedhello": FedHeLLo,
     "static": Static,
     "set": SET,
+    "fedtiny": FedTiny,
+    "prunefl": PruneFL,
     "fedrts": FedRTS,
 }
 

@@ -269,15 +269,20 @@ class SparseMethod(Method):
             self.first = {name: tensors[f"first/{name}"] for name in self.first}
         self._news, self._told = tensors["news"], tensors["told"]
 
+    @property
+    def shifts(self) -> bool:
+        """Whether links move from tensor to tensor."""
+        return self.opening is not None
+
     def check_links(self, links: Mapping[str, int]) -> None:
-        """Whether a checkpoint can have so many links of each tensor; here, as many as there are, or with an
-        opening as many in all.
+        """Whether a checkpoint can have so many links of each tensor; here, as many as there are, or in all
+        where they move between tensors.
 
         Raises:
             MethodError: it cannot.
         """
         own = self.links
-        if self.opening is not None:
+        if self.shifts:
             own, links = {"all tensors": sum(own.values())}, {"all tensors": sum(links.values())}
         for name, k in own.items():
             if links[name] != k:
