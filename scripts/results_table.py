@@ -1,12 +1,14 @@
 """Print the tables of ``uneven compare`` for a page: GitHub markdown from the ``comparison.json`` of each folder.
 
 python scripts/results_table.py runs/cifar10-comparison runs/agnews-comparison --baseline heterofl
+python scripts/results_table.py runs/titles-comparison --local
 
 Accuracies are in %, of the final round, mean over seeds ± half of the 95 % interval (Student's t); the difference
 to the baseline is of pairs with the same seed, at the same values of the grid. Parameters, multiply-accumulates
 of one example and memory of a training step (predicted) are means over the clients that take part; bytes are those
 of all clients of a round, down and up (an estimate: the tensors that travel, uncoded). A tuned value marked edge
-is the lowest or highest that was tried.
+is the lowest or highest that was tried. ``--local``: instead, the clients' accuracies on their own test data
+(mean, worst client, tail: the lowest 30 %), each with its difference and in how many of the seeds it is better.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uneven.comparison import mean_of
 from uneven.errors import RunError, SpecError, UnevenError, nearest
 from uneven.progress import chosen_values
+from uneven.statistics import difference
 
 Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
 NOT_RUN = "not run"
 
 
@@ -30,14 +33,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="holds a comparison.json")
     parser.add_argument("--baseline", metavar="LABEL", help="the method to compare with; default: each first one")
+    parser.add_argument("--local", action="store_true", help="clients on their own test data")
     given = parser.parse_args()
     try:
-        print("\n".join(markdown(given.folders, given.baseline)))
+        print("\n".join(markdown(given.folders, given.baseline, given.local)))
     except UnevenError as error:
         sys.exit(f"error: {error}")
 
 
-def markdown(folders: Sequence[Path], baseline: str | None = None) -> list[str]:
+def markdown(folders: Sequence[Path], baseline: str | None = None, local: bool = False) -> list[str]:
     """The lines: a table for each folder, under its name where there are several.
 
     Raises:
@@ -51,7 +55,7 @@ def markdown(folders: Sequence[Path], baseline: str | None = None) -> list[str]:
         if against not in (methods := [row["method"] for row in rows]):
             raise SpecError([f"--baseline {against!r}: is not in {folder}; {nearest(against, methods)}"])
         title = [f"### {folder.name}", ""] if len(folders) > 1 else []
-        lines += [*([""] if lines else []), *title, *table(rows, against)]
+        lines += [*([""] if lines else []), *title, *table(rows, against, local)]
     return lines
 
 
@@ -64,28 +68,44 @@ def read(folder: Path) -> list[Row]:
     return rows
 
 
-def table(rows: Sequence[Row], baseline: str) -> list[str]:
+def table(rows: Sequence[Row], baseline: str, local: bool = False) -> list[str]:
     """A heading, the alignment, and a line for each row."""
-    columns: dict[str, Callable[[Row], str]] = {
-        "seeds": lambda row: str(len(row["seeds"])),
-        "full model": lambda row: percent(row["accuracy"]),
-        f"to {baseline}": lambda row: difference(row, baseline, rows),
-        "smallest capacity": lambda row: percent(row["smallest"]),
-        "local mean": lambda row: percent(row["local_mean"]),
-        "local worst": lambda row: percent(row["local_worst"]),
-        "parameters": lambda row: f"{row['parameters']:,.0f}",
-        "MACs, M": lambda row: f"{row['macs'] / 1e6:.3g}",
-        "memory, MB": lambda row: f"{row['memory'] / 1e6:.3g}",
-        "bytes a round, MB": lambda row: f"{row['bytes_per_round'] / 1e6:.3g}",
-    }
+    columns = [("seeds", lambda row: str(len(row["seeds"]))), *(_local if local else _full)(rows, baseline)]
     if any("tuning" in row for row in rows):
-        columns["tuned"] = tuned
-    head = [" | ".join(["method", *columns]), " | ".join(["---", *("---:" for _ in columns)])]
+        columns.append(("tuned", tuned))
+    head = [" | ".join(["method", *(name for name, _ in columns)])]
+    head += [" | ".join(["---", *("---:" for _ in columns)])]
     body = (
-        " | ".join([label(row), *((show(row) if row["seeds"] else NOT_RUN) for show in columns.values())])
+        " | ".join([label(row), *((show(row) if row["seeds"] else NOT_RUN) for _, show in columns)])
         for row in rows
     )
     return [f"| {line} |" for line in (*head, *body)]
+
+
+def _full(rows: Sequence[Row], baseline: str) -> list[Column]:
+    return [
+        ("full model", lambda row: percent(row["accuracy"])),
+        (f"to {baseline}", lambda row: paired(row, "accuracy", baseline, rows)[0]),
+        ("smallest capacity", lambda row: percent(row["smallest"])),
+        ("local mean", lambda row: percent(row["local_mean"])),
+        ("local worst", lambda row: percent(row["local_worst"])),
+        ("parameters", lambda row: f"{row['parameters']:,.0f}"),
+        ("MACs, M", lambda row: f"{row['macs'] / 1e6:.3g}"),
+        ("memory, MB", lambda row: f"{row['memory'] / 1e6:.3g}"),
+        ("bytes a round, MB", lambda row: f"{row['bytes_per_round'] / 1e6:.3g}"),
+    ]
+
+
+def _local(rows: Sequence[Row], baseline: str) -> list[Column]:
+    columns: list[Column] = []
+    for name in ("mean", "worst", "tail"):
+        key = f"local_{name}"
+        columns += [
+            (f"local {name}", lambda row, key=key: percent(row[key])),
+            (f"to {baseline}", lambda row, key=key: paired(row, key, baseline, rows)[0]),
+            ("won", lambda row, key=key: paired(row, key, baseline, rows)[1]),
+        ]
+    return columns
 
 
 def label(row: Row) -> str:
@@ -100,22 +120,19 @@ def interval(mean: float, half: float | None, sign: str = "") -> str:
     return f"{100 * mean:{sign}.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
 
 
-def difference(row: Row, baseline: str, rows: Sequence[Row]) -> str:
-    """The accuracy less that of the baseline at the same values of the grid, over the seeds that both have."""
+def paired(row: Row, key: str, baseline: str, rows: Sequence[Row]) -> tuple[str, str]:
+    """The metric less that of the baseline at the same values of the grid, over the seeds that both have, and in
+    how many of them it is larger."""
     other = next((r for r in rows if r["method"] == baseline and r["grid"] == row["grid"]), row)
     if other is row:
-        return ""
-    ours, theirs = (dict(zip(r["seeds"], accuracies(r), strict=True)) for r in (row, other))
-    both = [seed for seed in ours if seed in theirs]
-    if not both:
-        return NOT_RUN
-    mean = mean_of([ours[seed] - theirs[seed] for seed in both])
-    return interval(mean.mean, mean.half, "+")
-
-
-def accuracies(row: Row) -> Sequence[float]:
-    values: Sequence[float] = row["accuracy"]["values"] if row["seeds"] else ()
-    return values
+        return "", ""
+    ours, theirs = (
+        dict(zip(r["seeds"], r[key]["values"] if r["seeds"] else (), strict=True)) for r in (row, other)
+    )
+    found = difference(ours, theirs)
+    if found is None:
+        return NOT_RUN, NOT_RUN
+    return interval(found["mean"], found["half_width_95"], "+"), f"{found['won']} of {found['of']}"
 
 
 def tuned(row: Row) -> str:

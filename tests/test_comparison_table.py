@@ -30,6 +30,7 @@ def row(method: str, accuracies: dict[int, float], **others: Any) -> dict[str, A
         "smallest": mean(0.25),
         "local_mean": mean(0.625, half=0.05),
         "local_worst": mean(0.0),
+        "local_tail": mean(0.125),
         "parameters": 1234567.8,
         "macs": 2_340_000.0,
         "memory": 5_600_000.0,
@@ -70,6 +71,26 @@ def test_every_column(tmp_path: Path) -> None:
     half = 12.7062 * math.sqrt(0.005) / math.sqrt(2)
     assert cells(other) == ["other", "3", "70.0 ± 1.2", f"+15.0 ± {100 * half:.1f}", *costs, "0.1 (edge)"]
     assert cells(later) == ["later", *["not run"] * 11]
+
+
+def test_clients_on_their_own_data(tmp_path: Path) -> None:
+    """Of seeds 0, 1 and 2 the first is won and the third is equal; the tails are equal; -.1, .2: t = 12.7062."""
+    base = row("base", {0: 0.5, 1: 0.9, 2: 0.5}, local_mean=mean(0.3, 0.2, 0.4), local_worst=mean(0.0, 0.1, 0.1))
+    base |= {"local_tail": mean(0.1, 0.1, 0.1)}
+    other = row("other", {0: 0.5, 2: 0.5}, local_mean=mean(0.5, 0.4), local_worst=mean(0.2, 0.0))
+    other |= {"local_tail": mean(0.1, 0.1)}
+    head, _, first, second, later = markdown([write(tmp_path / "c", base, other, row("later", {}))], local=True)
+    assert cells(head) == [
+        *("method", "seeds", "local mean", "to base", "won", "local worst", "to base", "won"),
+        *("local tail", "to base", "won"),
+    ]
+    assert cells(first) == ["base", "3", "30.0", "", "", "6.7", "", "", "10.0", "", ""]
+    mean_half, worst_half = 12.7062 * 0.1, 12.7062 * 0.15
+    assert cells(second) == [
+        *("other", "2", "45.0", f"+10.0 ± {100 * mean_half:.1f}", "1 of 2"),
+        *("10.0", f"+5.0 ± {100 * worst_half:.1f}", "1 of 2", "10.0", "+0.0 ± 0.0", "0 of 2"),
+    ]
+    assert cells(later) == ["later", *["not run"] * 10]
 
 
 def test_the_baseline_is_that_of_the_same_grid_values(tmp_path: Path) -> None:

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy import stats
-
 from uneven.errors import RunError, SpecError, nearest
 from uneven.methods import METHODS
 from uneven.spec import Spec, nested, parse, setting
+from uneven.statistics import statistics
 from uneven.tracking import RunFolder
 
 Table = Mapping[str, Any]
@@ -262,61 +260,8 @@ def _collect(active: dict[Path, subprocess.Popen[bytes]], failed: dict[Path, str
             del active[path]
 
 
-@dataclass(frozen=True)
-class Mean:
-    """A mean over seeds, with half of its 95 % interval (Student's t; None for a single seed)."""
-
-    mean: float
-    half: float | None
-    values: tuple[float, ...]
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.half is None else f" ± {self.half:.3f}")
-
-
-def mean_of(values: Sequence[float]) -> Mean:
-    """Mean and half-width t_{0.975, n-1} s / sqrt(n), s the sample standard deviation.
-
-    >>> str(mean_of([0.1, 0.2, 0.3]))
-    '0.200 ± 0.248'
-    """
-    n, mean = len(values), math.fsum(values) / len(values)
-    if n < 2:
-        return Mean(mean, None, tuple(values))
-    s = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    return Mean(mean, float(stats.t.ppf(0.975, n - 1)) * s / math.sqrt(n), tuple(values))
-
-
-# What a comparison reports of each result: of the final round, and beside it the best of all rounds.
-METRICS: dict[str, Callable[[Any], float]] = {
-    "accuracy": lambda result: result["accuracy"],
-    "best_accuracy": lambda result: result["best_accuracy"],
-    "smallest": lambda result: result["per_capacity"][-1]["accuracy"],
-    "local_mean": lambda result: result["local"]["mean"],
-    "local_worst": lambda result: result["local"]["worst"],
-    "local_tail": lambda result: result["local"]["tail"],
-}
-# Costs of a run: means over the clients that take part.
-COSTS: dict[str, Callable[[Any], float]] = {
-    "parameters": lambda result: _client_mean(result, "parameters"),
-    "macs": lambda result: _client_mean(result, "macs"),
-    "memory": lambda result: _client_mean(result, "memory"),
-    "bytes_per_round": lambda result: (result["bytes"]["up"] + result["bytes"]["down"]) / result["rounds"],
-    "training_macs": lambda result: result["macs"],
-}
-
-
-def _client_mean(result: Any, key: str) -> float:
-    rows = [row for row in result["per_capacity"] if row["bytes"] is not None]  # those that take part
-    total: float = sum(row["clients"] * row[key] for row in rows) / sum(row["clients"] for row in rows)
-    return total
-
-
 def summarise(rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of each row: how it was tuned, metrics over the finished seeds, the paired difference to the first row.
-
-    A difference is taken seed by seed, over the seeds that both rows have.
-    """
+    """Of each row: how it was tuned, and `uneven.statistics.statistics` over the finished seeds."""
     finished = [
         {run.seed: result for run in runs if run.row is row and (result := run.result()) is not None}
         for row in rows
@@ -327,24 +272,7 @@ def summarise(rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, Any]]:
             "grid": {value.key: value.text for value in row.grid},
             **({} if row.tuning is None else {"tuning": row.tuning}),
             "seeds": list(results),
-            **({} if not results else dict(_statistics(results, finished[0]))),
+            **({} if not results else dict(statistics(results, finished[0]))),
         }
         for row, results in zip(rows, finished, strict=True)
     ]
-
-
-def _statistics(results: Mapping[int, Any], first: Mapping[int, Any]) -> Iterator[tuple[str, Any]]:
-    for name, metric in METRICS.items():
-        yield name, _as_json(mean_of([metric(result) for result in results.values()]))
-    both = [seed for seed in results if seed in first]
-    if both and results is not first:
-        pairs = [results[seed]["accuracy"] - first[seed]["accuracy"] for seed in both]
-        yield "difference", _as_json(mean_of(pairs))
-    for name, cost in COSTS.items():
-        yield name, math.fsum(cost(result) for result in results.values()) / len(results)
-    if all("budget" in result for result in results.values()):
-        yield "budget", next(iter(results.values()))["budget"]
-
-
-def _as_json(mean: Mean) -> dict[str, Any]:
-    return {"mean": mean.mean, "half_width_95": mean.half, "values": list(mean.values)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from pydantic import Field
@@ -14,12 +14,17 @@ from uneven.data import ClientData, Examples, Federation
 from uneven.data.federation import NOTHING
 from uneven.methods import ClientCard, Method
 from uneven.options import Options
+from uneven.rng import generator
 from uneven.submodels import Network
 
 BATCH = 250
 LOGITS = 1 << 22
 """Most logits that are made at once, so that long texts and many tokens still fit."""
 TOP = 3
+RESAMPLES = 1000
+
+Counts = tuple[Tensor, Tensor]
+"""Of each test example, (n,) float64: how many of its targets are predicted right, and how many it has."""
 
 
 class EvaluationOptions(Options):
@@ -67,19 +72,35 @@ class Evaluation:
 
     ``full``: the full model on the global test set. ``by_capacity``: that of each capacity, there too.
     ``local``: per client, its own submodel's accuracy on its own test split. ``recalibration``: what
-    was done for it on the clients.
+    was done for it on the clients. ``counts``: per client, what the accuracy comes from.
     """
 
     full: Score
     by_capacity: dict[float, Score]
     local: tuple[float, ...]
     recalibration: Recalibration = Recalibration()
+    counts: tuple[Counts, ...] = field(default=(), repr=False)
 
     def local_summary(self) -> dict[str, float]:
         """Mean over clients, worst client, and tail: the mean of the lowest 30 % (``ceil(0.3 K)`` clients)."""
         lowest = sorted(self.local)
         tail = lowest[: math.ceil(round(0.3 * len(lowest), 9))]
         return {"mean": sum(lowest) / len(lowest), "worst": lowest[0], "tail": sum(tail) / len(tail)}
+
+    def worst_interval(self, seed: int) -> tuple[float, float]:
+        """The 95 % percentile interval of the worst client's accuracy, over samples of its own test examples.
+
+        Each of 1000 samples draws as many examples as there are, with replacement (Efron 1979); of texts, titles
+        and not single words, since the words of one title are not independent. That another client might be the
+        worst in another sample is not in it.
+        """
+        worst = min(range(len(self.local)), key=self.local.__getitem__)
+        right, targets = (count[self.counts[worst][1] > 0] for count in self.counts[worst])
+        draws = generator(seed, "worst interval")
+        picks = (torch.randint(len(right), (len(right),), generator=draws) for _ in range(RESAMPLES))
+        found = torch.stack([right[pick].sum() / targets[pick].sum() for pick in picks])
+        low, high = found.quantile(torch.tensor([0.025, 0.975], dtype=found.dtype)).tolist()
+        return low, high
 
 
 def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard], t: int) -> Evaluation:
@@ -88,7 +109,7 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
     full = ClientCard(-1, 0, torch.zeros(classes), 1.0, 1.0, method.supernet.size)
     capacities = {card.capacity: card for card in [full, *cards]}
     by_capacity: dict[float, Score] = {}
-    local: dict[int, float] = {}
+    local: dict[int, Counts] = {}
     down = up = macs = 0
     for capacity in sorted(capacities, reverse=True):
         submodel = method.evaluation_submodel(capacities[capacity], t)
@@ -108,9 +129,9 @@ def evaluate(method: Method, federation: Federation, cards: Sequence[ClientCard]
             if part is not None:
                 network = part.network().load(method.values(part)).eval()
                 local |= _local(network, [federation.clients[n]], classes)
-    return Evaluation(
-        by_capacity[1.0], by_capacity, tuple(local[card.id] for card in cards), Recalibration(down, up, macs)
-    )
+    counts = tuple(local[card.id] for card in cards)
+    accuracies = tuple((right.sum() / targets.sum()).item() for right, targets in counts)
+    return Evaluation(by_capacity[1.0], by_capacity, accuracies, Recalibration(down, up, macs), counts)
 
 
 @torch.no_grad()
@@ -185,12 +206,12 @@ def _score(network: Network, data: Examples, classes: int) -> Score:
     return Score(accuracy, loss, (found.top3.sum() / targets).item(), text)
 
 
-def _local(network: Network, clients: Sequence[ClientData], classes: int) -> dict[int, float]:
-    """Each client's accuracy on its own test split, all in one go (evaluation does not couple examples)."""
+def _local(network: Network, clients: Sequence[ClientData], classes: int) -> dict[int, Counts]:
+    """What is right of each client's own test split, all in one go (evaluation does not couple examples)."""
     if not clients:
         return {}
     tests = [client.test for client in clients]
     pooled = Examples(torch.cat([test.x for test in tests]), torch.cat([test.y for test in tests]))
     found, sizes = predict(network, pooled, classes), [len(test) for test in tests]
     parts = zip(clients, found.right.split(sizes), found.targets.split(sizes), strict=True)  # type: ignore
-    return {client.id: (right.sum() / targets.sum()).item() for client, right, targets in parts}
+    return {client.id: (right, targets) for client, right, targets in parts}

@@ -150,33 +150,52 @@ class ComparisonView:
         return table
 
 
+FULL = {
+    "full": "accuracy",
+    "best": "best_accuracy",
+    "smallest": "smallest",
+    "top-3": "top3",
+    "perplexity": "perplexity",
+}
+LOCAL = {"mean": "local_mean", "worst": "local_worst", "tail": "local_tail"}
+PRICES = {"parameters": "parameters", "MACs": "macs", "memory": "memory", "bytes a round*": "bytes_per_round"}
+
+
 def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
-    """Means with 95 % intervals and the paired difference to the first method; what they cost; what was tuned."""
-    means = {
-        "full": "accuracy",
-        "to first": "difference",
-        "smallest": "smallest",
-        "local": "local_mean",
-        "worst": "local_worst",
-    }
-    costs = {
-        "parameters": "parameters",
-        "MACs": "macs",
-        "memory": "memory",
-        "bytes a round*": "bytes_per_round",
-    }
-    scores = _right_aligned("accuracy in % after the final round, mean ± 95 % over seeds", ["seeds", *means])
-    prices = _right_aligned("cost: means over the clients that take part", [*costs, "budget"])
+    """Means with 95 % intervals, below them the paired difference to the first method and in how many of the seeds
+    it was better; what they cost; what was tuned."""
+    tables = [
+        _scores("in % after the final round: mean ± 95 %, difference to the first, seeds won", FULL, rows),
+        _scores("clients on their own test data, in %; tail: the lowest 30 %", LOCAL, rows),
+    ]
+    prices = _right_aligned("cost: means over the clients that take part", [*PRICES, "budget"])
     for row in rows:
-        label = _label(row["method"], row["grid"].items())
-        if not row["seeds"]:
-            scores.add_row(label, "0", "not run")
-            continue
-        scores.add_row(label, str(len(row["seeds"])), *(_interval(row.get(key)) for key in means.values()))
-        budget = f"{row['budget']['mean']:.1%}" if "budget" in row else "-"
-        prices.add_row(label, *(short(row[key]) for key in costs.values()), budget)
+        if row["seeds"]:
+            budget = f"{row['budget']['mean']:.1%}" if "budget" in row else "-"
+            prices.add_row(_label_of(row), *(short(row[key]) for key in PRICES.values()), budget)
     tuned = [row for row in rows if "tuning" in row]
-    return [scores, prices, *([_tuning_table(tuned)] if tuned else [])]
+    return [*tables, prices, *([_tuning_table(tuned)] if tuned else [])]
+
+
+def _scores(title: str, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> Table:
+    """A row for each method, of those columns that some method has."""
+    shown = {heading: key for heading, key in columns.items() if any(key in row for row in rows)}
+    table = _right_aligned(title, ["seeds", *shown])
+    for row in rows:
+        if row["seeds"]:
+            table.add_row(_label_of(row), str(len(row["seeds"])), *(_cell(row, key) for key in shown.values()))
+        else:
+            table.add_row(_label_of(row), "0", "not run")
+    return table
+
+
+def _cell(row: dict[str, Any], key: str) -> str:
+    """The mean, below it the difference, and the seeds won: one under the other, as a line has 80 places."""
+    if key not in row:
+        return "-"
+    scale, paired = 1 if key == "perplexity" else 100, row[key].get("difference")
+    below = f"\n{_interval(paired, scale, '+')}\n{paired['won']} of {paired['of']}" if paired else ""
+    return _interval(row[key], scale) + below
 
 
 def _tuning_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -184,7 +203,7 @@ def _tuning_table(rows: Sequence[dict[str, Any]]) -> Table:
     seed, keys = rows[0]["tuning"]["seed"], list(rows[0]["tuning"]["trials"][0]["values"])
     table = _right_aligned(f"chosen on validation data, seed {seed}", [*keys, "accuracy in %"])
     for row in rows:
-        tuning, label = row["tuning"], _label(row["method"], row["grid"].items())
+        tuning, label = row["tuning"], _label_of(row)
         if tuning["chosen"] is None:
             table.add_row(label, *("none" for _ in keys), "-")
             continue
@@ -209,9 +228,10 @@ def _label(method: str, grid: Iterable[tuple[str, Any]]) -> str:
     return " ".join([method, *(f"{key}={value}" for key, value in grid)])
 
 
-def _interval(mean: dict[str, Any] | None) -> str:
-    """In per cent."""
-    if mean is None:
-        return "-"
+def _label_of(row: dict[str, Any]) -> str:
+    return _label(row["method"], row["grid"].items())
+
+
+def _interval(mean: dict[str, Any], scale: float, sign: str = "") -> str:
     half = mean["half_width_95"]
-    return f"{100 * mean['mean']:.1f}" + ("" if half is None else f" ± {100 * half:.1f}")
+    return f"{scale * mean['mean']:{sign}.1f}" + ("" if half is None else f" ± {scale * half:.1f}")

@@ -108,7 +108,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "best_accuracy": best["evaluation"]["accuracy"],
         "best_round": best["round"],
         "per_capacity": _per_capacity(experiment, lines, evaluation),
-        "local": evaluation.local_summary(),
+        "local": evaluation.local_summary() | {"worst_interval": list(evaluation.worst_interval(spec.seed))},
         "bytes": {
             "up": sum(line["bytes"]["up"] for line in lines),
             "down": sum(line["bytes"]["down"] for line in lines),

@@ -9,13 +9,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.laws.world import supernet
 from tests.run.helpers import files, one_error, server, sets
-from uneven.comparison import mean_of, parse_seeds, rows
+from uneven.comparison import parse_seeds, rows
 from uneven.errors import SpecError
 from uneven.plan import quantity
+from uneven.statistics import METRICS, difference, mean_of
 from uneven.submodels.cost import widest, width_for
 from uneven.training import TrainingOptions
 
@@ -46,10 +49,63 @@ def test_every_combination_is_run_and_summed_up(tmp_path: Path) -> None:
         )
         spec = (where / "seed-1" / "spec.toml").read_text()
         assert f"lr = {row['grid']['training.lr']}" in spec
-    first, *others = (row["accuracy"]["values"] for row in table["rows"])
-    for row, values in zip(table["rows"][1:], others, strict=True):
-        assert row["difference"]["values"] == pytest.approx([v - f for v, f in zip(values, first, strict=True)])
-    assert "difference" not in table["rows"][0]
+    first, *others = table["rows"]
+    assert [key for key in METRICS if key in first] == [*METRICS][:6]
+    for key in [*METRICS][:6]:
+        assert "difference" not in first[key]
+        for row in others:
+            pairs = [a - b for a, b in zip(row[key]["values"], first[key]["values"], strict=True)]
+            assert row[key]["difference"]["values"] == pytest.approx(pairs)
+            assert (row[key]["difference"]["won"], row[key]["difference"]["of"]) == (sum(p > 0 for p in pairs), 2)
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    """Below a method's accuracies are the differences to the first, in pairs, and the seeds won."""
+    arguments = ("--methods", "heterofl,fedrolex", "--seeds", "0-1")
+    shown = server()("compare", *sets(rounds=2), "--out", "c", *arguments, cwd=tmp_path, before=FORKED).out
+    rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
+    for names in (("accuracy", "best_accuracy", "smallest"), ("local_mean", "local_worst", "local_tail")):
+        for row in rows:
+            cells = [f"{100 * row[n]['mean']:.1f} ± {100 * row[n]['half_width_95']:.1f}" for n in names]
+            assert re.search(r" +│ +".join([row["method"], "2", *map(re.escape, cells)]), shown), (names, shown)
+        paired = [rows[1][n]["difference"] for n in names]
+        below = [
+            [f"{100 * p['mean']:+.1f} ± {100 * p['half_width_95']:.1f}" for p in paired],
+            [f"{p['won']} of 2" for p in paired],
+        ]
+        lines = (" +│ +".join(map(re.escape, cells)) for cells in below)
+        assert re.search(" +│\n│ +│ +│ +".join(lines), shown), (names, shown)
+
+
+def test_next_tokens_are_compared_by_perplexity_too(tmp_path: Path) -> None:
+    """Less is better there."""
+    titles = [f"{a} {b} {c}" for a in "abc" for b in "de" for c in "fgh"]
+    table = pa.table({"title": titles, "who": [str(i % 3) for i in range(len(titles))]})
+    pq.write_table(table, tmp_path / "titles.parquet")
+    keys = {
+        "data.source": str(tmp_path / "titles.parquet"),
+        "data.shape": None,
+        "data.task": "next_token",
+        "data.input": "title",
+        "data.client": "who",
+        "data.partition": "natural",
+        "model.name": "slimmable_lstm",
+        "model.hidden": 4,
+        "model.embedding": 4,
+        "clients.count": None,
+        "cohort": 3,
+        "rounds": 1,
+    }
+    arguments = ("--methods", "heterofl,fedrolex", "--seeds", "0-1", "--out", "c")
+    ended = server()("compare", *sets(keys), *arguments, cwd=tmp_path, before=FORKED)
+    assert (ended.code, ended.err) == (0, ""), ended
+    first, other = json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]
+    for key in ("top3", "perplexity", "text_perplexity"):
+        pairs = [a - b for a, b in zip(other[key]["values"], first[key]["values"], strict=True)]
+        won = sum(p < 0 if "perplexity" in key else p > 0 for p in pairs)
+        assert other[key]["difference"]["values"] == pytest.approx(pairs)
+        assert other[key]["difference"]["won"] == won
+    assert f"{first['perplexity']['mean']:.1f} ± " in ended.out
 
 
 def test_what_is_finished_is_not_run_again_and_seeds_can_be_added(tmp_path: Path) -> None:
@@ -185,6 +241,20 @@ def test_intervals_by_hand() -> None:
     mean = mean_of([0.1, 0.2, 0.6])
     assert mean.mean == pytest.approx(0.3)
     assert mean.half == pytest.approx(4.302653 * math.sqrt(0.07 / 3), rel=1e-6)
+
+
+def test_differences_by_hand() -> None:
+    """Seeds 1, 2, 4: .1, 0, -.4; mean -.1, s = sqrt(.07), one won; one of lower numbers."""
+    found = difference({0: 9.0, 1: 0.3, 2: 0.5, 4: 0.2}, {1: 0.2, 2: 0.5, 3: 9.0, 4: 0.6})
+    assert found is not None
+    assert found["values"] == pytest.approx([0.1, 0.0, -0.4])
+    assert found["mean"] == pytest.approx(-0.1)
+    assert found["half_width_95"] == pytest.approx(4.302653 * math.sqrt(0.07 / 3), rel=1e-6)
+    assert (found["won"], found["of"]) == (1, 3)
+    fewer = difference({1: 3.0, 2: 4.0, 3: 9.0}, {1: 5.0, 2: 4.0, 3: 10.0}, lower_is_better=True)
+    assert fewer is not None
+    assert fewer["won"] == 2
+    assert difference({0: 1.0}, {1: 1.0}) is None
 
 
 def test_seeds() -> None:

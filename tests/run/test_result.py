@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 
 import uneven
 from tests.run.helpers import lines
@@ -75,7 +76,7 @@ def test_keys(finished: tuple[Path, dict[str, Any]]) -> None:
         *("seed", "method", "version"),
     }
     assert result["per_capacity"][0].keys() >= {"capacity", "clients", "parameters", "macs", "accuracy"}
-    assert result["local"].keys() == {"mean", "worst", "tail"}
+    assert result["local"].keys() == {"mean", "worst", "tail", "worst_interval"}
     assert result["bytes"].keys() >= {"up", "down"}
     assert (result["method"], result["seed"], result["failures"]) == ("heterofl", 0, 0)
     assert result["version"] == "0.1.0"
@@ -146,6 +147,9 @@ def test_scores(finished: tuple[Path, dict[str, Any]]) -> None:
     assert np.isclose(result["local"]["mean"], np.mean(own), rtol=1e-15)
     assert result["local"]["worst"] == min(own)
     assert np.isclose(result["local"]["tail"], np.mean(sorted(own)[:2]))  # ceil(0.3 * 4) = 2
+    low, high = result["local"]["worst_interval"]
+    assert low <= min(own) <= high
+    assert all(3 * end == round(3 * end) for end in (low, high))  # three test examples each
 
 
 @pytest.mark.parametrize(
@@ -168,6 +172,36 @@ def test_the_tail_is_three_tenths_of_the_clients_rounded_up() -> None:
         one_more = tuple([0.0] * (lowest - 1) + [1.0] * (k - lowest + 1))
         assert Evaluation(Score(0, 0), {}, local).local_summary()["tail"] == 0
         assert Evaluation(Score(0, 0), {}, one_more).local_summary()["tail"] > 0
+
+
+def evaluated(*clients: tuple[list[float], list[float]]) -> Evaluation:
+    """An evaluation of these clients, each right and all targets of its test examples."""
+    counts = tuple(
+        (torch.tensor(r, dtype=torch.float64), torch.tensor(n, dtype=torch.float64)) for r, n in clients
+    )
+    local = tuple((right.sum() / targets.sum()).item() for right, targets in counts)
+    return Evaluation(Score(0, 0), {}, local, counts=counts)
+
+
+def test_the_worst_clients_interval_is_over_its_own_examples() -> None:
+    """Of 200 examples 60 are right, drawn anew: binomial, 2.5 % and 97.5 % points .24 and .365 (scipy), known from
+    1000 draws to about .005. The second client is better."""
+    evaluation = evaluated(([1.0] * 60 + [0.0] * 140, [1.0] * 200), ([1.0] * 2 + [0.0] * 3, [1.0] * 5))
+    low, high = evaluation.worst_interval(0)
+    assert low == pytest.approx(binom.ppf(0.025, 200, 0.3) / 200, abs=0.01)
+    assert high == pytest.approx(binom.ppf(0.975, 200, 0.3) / 200, abs=0.01)
+    assert evaluation.worst_interval(0) == (low, high)
+    assert {evaluation.worst_interval(seed) for seed in range(5)} != {(low, high)}
+
+
+def test_texts_are_drawn_whole() -> None:
+    """Ten titles of ten words, half of them all right: .2 to .8, as of ten examples and not of a hundred. Titles
+    in which nothing is predicted say nothing."""
+    right, targets = [10.0] * 5 + [0.0] * 5, [10.0] * 10
+    assert evaluated((right, targets)).worst_interval(0) == (0.2, 0.8)
+    with_empty = evaluated((right[:5] + [0.0] * 90 + right[5:], targets[:5] + [0.0] * 90 + targets[5:]))
+    assert with_empty.worst_interval(0) == (0.2, 0.8)
+    assert evaluated(([3.0], [4.0])).worst_interval(0) == (0.75, 0.75)
 
 
 class Forgets(FedAvg):
