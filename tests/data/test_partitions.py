@@ -238,3 +238,21 @@ def test_the_number_of_clients_that_an_error_names_can_be_met(kind, most):
     with pytest.raises(DataError, match=f"at most {most} clients"):
         federation(600, {"kind": kind}, most + 1)
     assert len(federation(600, {"kind": kind}, most).clients) == most
+
+
+def test_a_limit_makes_natural_clients_even():
+    """At most 12 of each, a draw of its own for each client, whoever else there is; the smaller ones whole."""
+    client = ["a"] * 30 + ["b"] * 20 + ["c"] * 7
+    plan = {"kind": "natural", "limit": 12}
+    fed = federation(57, plan, None, client=client)
+    own = [torch.cat([c.train.x, c.test.x]).squeeze(1).sort().values for c in fed.clients]
+    assert [len(part) for part in own] == [12, 12, 7]
+    assert [int(part.max()) // 30 for part in own[:2]] == [0, 1]
+    assert int(own[1].min()) >= 30
+    assert own[2].tolist() == list(range(50, 57))
+    assert own[0].tolist() != list(range(12))
+    assert bits(federation(57, plan, None, client=client)) == bits(fed)
+    assert bits(federation(57, plan, None, 1, client=client)) != bits(fed)
+    assert [
+        len(c.train) + len(c.test) for c in federation(57, plan | {"drop_below": 20}, None, client=client).clients
+    ] == [12, 12]

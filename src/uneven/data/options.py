@@ -76,6 +76,12 @@ class Natural(Options):
         description="Leave out clients with fewer examples. Unset: fewer than 2 is an error.",
     )
 
+    limit: int | None = Field(
+        default=None,
+        ge=2,
+        description="Keep at most this many examples of each value, drawn at random, so that sizes are even.",
+    )
+
     @model_validator(mode="after")
     def _alpha_is_used(self) -> Self:
         if self.alpha is not None and self.pieces == 1:

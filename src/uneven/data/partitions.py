@@ -35,6 +35,8 @@ def natural(plan: options.Natural, ids: Ids, y: Tensor, seed: int) -> tuple[list
     order = torch.from_numpy(client).argsort(stable=True)
     parts = list(torch.split(order, np.bincount(client).tolist()))
     kept = [k for k, part in enumerate(parts) if len(part) >= (plan.drop_below or 0)]
+    if plan.limit is not None:
+        parts = [_drawn(part, plan.limit, seed, str(name)) for part, name in zip(parts, names, strict=True)]
     if not kept:
         raise DataError(
             f"partition.drop_below = {plan.drop_below} leaves no client: "
@@ -55,6 +57,12 @@ def natural(plan: options.Natural, ids: Ids, y: Tensor, seed: int) -> tuple[list
         for j, piece in enumerate(_pieces(plan, y[parts[k]], str(names[k]), seed))
     ]
     return [part for part, _ in pieces], [name for _, name in pieces]
+
+
+def _drawn(part: Tensor, limit: int, seed: int, name: str) -> Tensor:
+    """At most so many of a natural client's positions, drawn at random."""
+    order = torch.randperm(len(part), generator=generator(seed, "natural limit", name))
+    return part[order[:limit].sort().values]
 
 
 def _pieces(plan: options.Natural, y: Tensor, name: str, seed: int) -> list[Tensor]:
