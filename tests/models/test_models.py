@@ -89,7 +89,7 @@ def test_the_hidden_sizes_are_an_option() -> None:
     ("name", "options", "message"),
     [
         ("resnet_tin", {}, r"model.name = 'resnet_tin': did you mean 'resnet_tiny'\?"),
-        ("zzz", {}, r"model.name = 'zzz': known: cnn, encoder, mlp, resnet18"),
+        ("zzz", {}, r"model.name = 'zzz': known: cnn, encoder, gpt2, mlp, resnet18"),
         ("cnn", {"nrom": "batch"}, r"model.nrom = 'batch': no such option; did you mean 'norm'\?"),
         ("mlp", {"norm": "batch"}, r"model.norm = 'batch'.*hidden"),
         ("cnn", {"norm": "layer"}, r"model.norm = 'layer': must be 'group', 'batch' or 'none'"),

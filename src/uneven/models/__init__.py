@@ -15,6 +15,7 @@ from uneven.data.federation import Task
 from uneven.errors import ModelError
 from uneven.lookup import find, unknown_options
 from uneven.models.encoder import encoder
+from uneven.models.gpt2 import gpt2
 from uneven.models.recurrent import slimmable_lstm
 from uneven.models.resnet import resnet18, resnet_tiny
 from uneven.models.shufflenet import shufflenet_v2_x0_5
@@ -23,9 +24,13 @@ from uneven.rng import seeded, subseed
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     function.__name__: function
-    for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5, encoder, slimmable_lstm)
+    for function in (mlp, cnn, resnet18, resnet_tiny, shufflenet_v2_x0_5, encoder, slimmable_lstm, gpt2)
 }
-READS_TEXT: dict[str, tuple[Task, ...]] = {"encoder": ("classify",), "slimmable_lstm": ("classify", "next_token")}
+READS_TEXT: dict[str, tuple[Task, ...]] = {
+    "encoder": ("classify",),
+    "slimmable_lstm": ("classify", "next_token"),
+    "gpt2": ("next_token",),
+}
 """The models that read texts, and what they can be asked."""
 
 

@@ -15,8 +15,8 @@ Count = Annotated[int, Field(ge=1)]
 class NextToken(nn.Module):
     """Token ids ``(batch, length)`` int64 to logits ``(batch, length, vocabulary)`` of what follows each.
 
-    Nothing is masked for short texts: what fills them up comes after all that matters, and a position sees only what
-    is before it.
+    Nothing is masked for short texts: what fills them up comes after all that matters, and a position sees only
+    what is before it.
     """
 
     def __init__(self, base: nn.Module) -> None:
@@ -39,8 +39,9 @@ def gpt2(
 ) -> nn.Module:
     """GPT-2 (Radford et al. 2019) of random weights, by `transformers`: the next token of texts.
 
-    The table of tokens is tied to the output layer, and counts once: FedRTS's sizes (hidden 256, 8 layers, 16 heads,
-    2,048 positions, 50,257 tokens) are 19.7 million parameters, quoted there as 32.6 million with the table twice.
+    The table of tokens is tied to the output layer, and counts once: FedRTS's sizes (hidden 256, 8 layers, 16
+    heads, 2,048 positions, 50,257 tokens) are 19.7 million parameters, quoted there as 32.6 million with the
+    table twice.
 
     Args:
         hidden: channels; the layers in between have 4 times as many.
