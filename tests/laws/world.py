@@ -75,6 +75,8 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtiny-one": ("fedtiny", {"density": 0.4, "every": 1, "candidates": 1}),
     "prunefl": ("prunefl", {"density": 0.4, "every": 1}),
     "prunefl-fixed": ("prunefl", {"density": 0.4, "every": 1, "fixed": True}),
+    "feddst": ("feddst", {"density": 0.4, "every": 1}),
+    "fedsgc": ("fedsgc", {"density": 0.4, "every": 1}),
     "fedrts": ("fedrts", {"density": 0.4, "every": 1}),
     "fedrts-clients": ("fedrts", {"density": 0.4, "every": 1, "gamma": 0.0, "cap_swaps": True}),
     "fedrts-momentum": ("fedrts", {"density": 0.4, "every": 2, "decision": "momentum"}),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from uneven.methods import Assignment, Client, Failure, Update
-from uneven.methods.base import Candidates, Growth
-from uneven.submodels import State, Supernet
+from uneven.methods.base import Candidates, Exchange, Growth
+from uneven.submodels import MaskSubmodel, State, Submodel, Supernet
 
 ClientFactory = Callable[[Supernet], Client]
 Memories = dict[int, State]
@@ -88,6 +88,23 @@ def _choice_problem(assignment: Assignment, update: Update) -> str | None:
         return "no submodel of this model, where the client was to choose one"
     if chosen.size > choice.size:
         return f"a submodel of {chosen.size:,} parameters, where it may have {choice.size:,}"
+    return None if assignment.exchange is None else _exchange_problem(assignment.exchange, assignment, chosen)
+
+
+def _exchange_problem(exchange: Exchange, assignment: Assignment, chosen: Submodel) -> str | None:
+    """What is wrong with the links that the client gave up and took."""
+    given = assignment.submodel
+    if not isinstance(given, MaskSubmodel) or not isinstance(chosen, MaskSubmodel):
+        return "a submodel of channels, where links were to be exchanged"
+    if chosen.masks.keys() - exchange.masks.keys():
+        return "a submodel without some entries of a tensor that is never pruned"
+    for name, links in exchange.masks.items():
+        before, after = given.holds(name), chosen.holds(name)
+        gone, come = int((before & ~after).sum()), int((after & ~before).sum())
+        if gone != come or gone != exchange.counts[name]:
+            return f"{gone} links of {name} given up and {come} taken, where {exchange.counts[name]} were to be"
+        if (after & ~before & links).any():
+            return f"links of {name} taken that others hold"
     return None
 
 

@@ -16,6 +16,7 @@ from uneven.methods.base import (
 from uneven.methods.channelwise import ChannelMethod
 from uneven.methods.fedavg import FedAvg
 from uneven.methods.fedbrb import FedBRB
+from uneven.methods.feddst import FedDST
 from uneven.methods.federated_dropout import FederatedDropout
 from uneven.methods.fedfibos import FedFIbOS
 from uneven.methods.fedhello import FedHeLLo
@@ -23,6 +24,7 @@ from uneven.methods.fedlagc import FedLAGC
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
 from uneven.methods.fedrts import FedRTS
+from uneven.methods.fedsgc import FedSGC
 from uneven.methods.fedtiny import FedTiny
 from uneven.methods.fiarse import Fiarse
 from uneven.methods.fjord import FjORD
@@ -54,6 +56,8 @@ METHODS: dict[str, type[Method]] = {
     "set": SET,
     "fedtiny": FedTiny,
     "prunefl": PruneFL,
+    "feddst": FedDST,
+    "fedsgc": FedSGC,
     "fedrts": FedRTS,
 }
 

@@ -52,7 +52,7 @@ from torch import Tensor
 from uneven.aggregation import OverlapAverage, ServerOptimizer, ServerOptions
 from uneven.data import Examples
 from uneven.errors import MethodError
-from uneven.methods.messages import Assignment, Candidates, Choice, Failure, Growth, Update
+from uneven.methods.messages import Assignment, Candidates, Choice, Exchange, Failure, Growth, Update
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
@@ -77,6 +77,7 @@ __all__ = [
     "Client",
     "ClientCard",
     "Context",
+    "Exchange",
     "Failure",
     "Grain",
     "Growth",
@@ -161,21 +162,37 @@ class Client:
         """What is to be done to the gradients after each backward pass."""
         return None
 
-    def fit(self, network: Network, assignment: Assignment, data: Examples, correct: Correction | None) -> Report:
-        """Local training, with every draw from the run's seed, the round and the client."""
+    def fit(
+        self,
+        network: Network,
+        assignment: Assignment,
+        data: Examples,
+        correct: Correction | None,
+        part: tuple[int, int] | None = None,
+    ) -> Report:
+        """Local training, with every draw from the run's seed, the round and the client.
+
+        ``part``: which part of a training in several, 0 the first, and its steps; each has an optimizer and an
+        order of the examples of its own.
+        """
 
         def confined(weights: Mapping[str, torch.nn.Parameter]) -> None:
             if correct is not None:
                 correct(weights)
             network.confine()
 
-        start = mean_loss(network, data, self.loss(data), self.training) if assignment.asks_loss else None
-        key = ("train", assignment.round, assignment.client)
+        training, start = self.training, None
+        key: tuple[str | int, ...] = ("train", assignment.round, assignment.client)
+        if part is not None:
+            training = training.model_copy(update={"epochs": None, "steps": part[1]})
+            key = (*key, part[0])
+        if assignment.asks_loss and (part is None or part[0] == 0):
+            start = mean_loss(network, data, self.loss(data), training)
         lr = self.training.lr_at(assignment.round, self.rounds)
         with seeded(subseed(self.seed, "dropout", *key)):
             draws = generator(self.seed, "order", *key)
             objective = self.objective(network, assignment, data)
-            report = train_locally(network, data, self.training, lr, draws, objective, confined)
+            report = train_locally(network, data, training, lr, draws, objective, confined)
         return replace(report, start=start)
 
     def update(

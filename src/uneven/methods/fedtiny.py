@@ -47,9 +47,9 @@ class FedTiny(GradientGrowth):
     (arXiv 2212.01977).
 
     Rule: in a round that ends with an adjustment each client tells, of every layer, the swap_l places without a
-    link where |g_n| is largest, and g_n there, its gradient after local training on all its data. In each layer the
-    swap_l links of the lowest |x| of the aggregate go, and the swap_l places of the largest |sum p_n g_n| among
-    those that were free come, at weight 0; what a client did not name counts as 0. Adaptive batch-norm selection:
+    link where |g_n| is largest, and g_n there, its gradient after local training on all its data. In each layer
+    the swap_l links of the lowest |x| of the aggregate go, and the swap_l places of the largest |sum p_n g_n|
+    among those that were free come, at weight 0; what a client did not name counts as 0. Adaptive batch-norm selection:
     the first round's clients tell the loss of each of ``candidates`` topologies, at the initial weights and with
     norms that take the statistics of their own data; after the round the server goes on with the one of the lowest
     mean, weighted by examples. A model without batch norm is judged by its loss alone.

@@ -45,6 +45,19 @@ class Growth:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """An order to give up some links within the training, and take as many places instead that have none.
+
+    ``masks``: the topology, prunable tensor -> bool. ``counts``: how many links of each tensor. ``directions``:
+    the sign of the last change of each place, int8 of the tensors' shapes, for a method that tells it.
+    """
+
+    masks: Mapping[str, Tensor] = field(repr=False)
+    counts: Mapping[str, int]
+    directions: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
 class Candidates:
     """The answer to `Growth` for one tensor: places, ``(m,)`` int64 positions in the flat tensor, ascending, and
     the mean gradient there, ``(m,)``, where it was asked."""
@@ -61,7 +74,8 @@ class Assignment:
     *full* tensors; `gathered` is what travels, in the submodel's shapes. ``extra``: names of sets that the
     client sends beside those, one tensor for every parameter that it trains. ``choice``: where the client
     itself chooses the part of the submodel that it trains, how much of it that may be. ``growth``: a question on
-    the links that a topology lacks. ``asks``: vectors that the client sends beside all that, name -> length.
+    the links that a topology lacks. ``exchange``: links that the client is to exchange itself; its ``choice`` is
+    then what it may have in all. ``asks``: vectors that the client sends beside all that, name -> length.
     ``index_bytes``: what it takes to say which coordinates these are, where the client knows most of it already.
     ``asks_loss``: the client is to tell the loss that it starts from.
     """
@@ -73,6 +87,7 @@ class Assignment:
     extra: tuple[str, ...] = ()
     choice: Choice | None = None
     growth: Growth | None = None
+    exchange: Exchange | None = None
     asks: Mapping[str, int] = field(default_factory=dict)
     index_bytes: int | None = None
     asks_loss: bool = False

@@ -88,6 +88,11 @@ class MaskSubmodel:
         else:
             into.add_(values)
 
+    def holds(self, name: str) -> Tensor:
+        """Which entries of a parameter are held, bool of its shape."""
+        whole = torch.ones(self.supernet.initial[name].shape, dtype=torch.bool)
+        return self.masks.get(name, whole)
+
     def spread(self, name: str, values: Tensor) -> Tensor:
         """A full tensor with values, as `select` gives them, in place, and zero where nothing is held."""
         if name not in self.masks:
