@@ -1,6 +1,6 @@
 """The Medium titles, seven publications: scores and widths against a computation of their own.
 
-They are not part of the project: the folder of data sets is ``$UNEVEN_DATA``, else ``shared/data`` beside the project.
+They are not part of the project: their folder is in ``$UNEVEN_DATA``, else in ``shared/data`` beside the project.
 """
 
 from __future__ import annotations
