@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 import uneven
 from uneven import describe
+from uneven.spec import parse
 
 ROOT = Path(__file__).parent.parent
 TINY = {"rounds": 1, "cohort": 2, "clients": {"count": 4}, "data": {"train_limit": 100}}
@@ -50,6 +52,16 @@ def test_your_model_and_data(here: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert len(result["per_capacity"]) == 4
     exec(compile(script, "your-model-and-data.md", "exec"), {})
     assert "[" in capsys.readouterr().out
+
+
+def test_allocation(here: Path) -> None:
+    (source,) = blocks("allocation.md", "python")
+    (here / "mine.py").write_text(source, encoding="utf-8")
+    result = uneven.run(allocation={"name": "mine:RootOfSize", "power": 2.0}, **TINY)
+    assert result["allocation"]["policy"] == "mine:RootOfSize"
+    assert result["allocation"]["exact"] == pytest.approx(0.5)
+    (settings,) = blocks("allocation.md", "toml")
+    assert parse(tomllib.loads(settings)).allocation_options.cost == "macs"
 
 
 def test_diagnostics(here: Path) -> None:

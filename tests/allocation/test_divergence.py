@@ -129,10 +129,10 @@ def test_the_null_is_noised_like_the_scores() -> None:
 
 
 def test_the_scale_is_the_counts_of_an_example_over_epsilon() -> None:
-    """By hand through a policy: labels add one count each."""
+    """Through a policy: of examples that add up to three counts each."""
     counts = [[9, 1], [1, 9], [5, 5]]
-    given = allocate("hasa", view([10, 10, 10], counts, seed=4), noise=0.5)
-    by_hand = scores(counts, Scoring(alpha=1.0, draws=20, noise=2.0, seed=4))
+    given = allocate("hasa", view([10, 10, 10], counts, seed=4, per_example=3), noise=0.5)
+    by_hand = scores(counts, Scoring(alpha=1.0, draws=20, noise=6.0, seed=4))
     assert given.columns["score"] == [report.score for report in by_hand]
 
 

@@ -40,6 +40,7 @@ def view(
     attributes: Sequence[Mapping[str, float]] | None = None,
     accuracies: Sequence[Sequence[float]] | None = None,
     parameters: int | None = None,
+    per_example: int = 1,
     seed: int = 0,
 ) -> View:
     """Clients "a", "b", ... of these sizes and label counts (default: all alike), and an MLP, or a model of so
@@ -47,7 +48,7 @@ def view(
     rows: list[Tensor] = [torch.tensor(own) for own in counts or [[1, 1]] * len(examples)]
 
     def histograms(kind: Kind | None) -> Histograms:
-        return Histograms(kind or "labels", rows, 1)
+        return Histograms(kind or "labels", rows, per_example)
 
     def scale(cost: Cost) -> Scale:
         return channels(cost, *hidden) if parameters is None else Parameters(parameters)
