@@ -49,6 +49,9 @@ def test_a_column_says_the_split_in_every_domain(vectors, tmp_path):
         vectors(f"{name}/train.parquet", part=["train"] * 20 + ["test"] * 10)
     fed = read(tmp_path, split="part")
     assert ([len(c.train) + len(c.test) for c in fed.clients], len(fed.test)) == ([20, 20], 20)
+    vectors("c/train.parquet", n=2, part=["train"] * 2)
+    with pytest.raises(DataError, match="domains 'a' and 'c' need the same classes in 'label', but only one has 2"):
+        read(tmp_path, split="part")
 
 
 def test_domains_without_test_splits(vectors, tmp_path):
