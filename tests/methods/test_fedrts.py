@@ -272,12 +272,14 @@ def test_links_that_no_client_held_are_not_observed() -> None:
 
 
 def test_layers_without_a_swap_are_not_drawn_again() -> None:
-    """Of 55, 25 and 8 of 8 links a change of .05 is 2, 1 and, of a layer that is full, 0; of .03 it is 1, 0, 0."""
+    """Of 55, 25 and 8 links .03 is 1.65, .75 and .24; and the last layer has no free place."""
     cards = [ClientCard(0, 4, torch.ones(2), 1.0, 1.0, 250)]
     options = FedRTS.Options(density=90 / 250, every=1, end=5, change=0.03, decay="constant")
     method = FedRTS(Context(three(), cards, 9, SEED), options)
     before = dict(method.mask)
     assert method.swaps(1) == {"0.weight": 1, "2.weight": 0, "4.weight": 0}
+    for name, mask in method.mask.items():  # nothing speaks for a link
+        method.belief.tables["beta"][name] = torch.where(mask, 1e6, 1.0)
     plan = method.plan(1, cards)
     growth = plan[0].growth
     assert growth is not None
@@ -324,7 +326,8 @@ def test_taken_up_again_it_goes_on_alike() -> None:
         ({"decision": "momentum", "forget": 0.5}, r"method.forget = 0.5: has no effect with decision 'momentum'"),
         ({"momentum": 0.5}, r"method.momentum = 0.5: has no effect with decision 'thompson'"),
         ({"decision": "mean", "momentum": 0.5}, r"method.momentum = 0.5: has no effect with decision 'mean'"),
-        ({"end": 1}, r"method.end = 1: is before the first adjustment, after round 2"),
+        ({"end": 1}, r"method.end = 1 is before the first adjustment, after round 2"),
+        ({"end": None, "every": 10}, r"rounds = 10: T_end, 6, is before the first adjustment, after round 10"),
     ],
 )
 def test_options_that_do_nothing(options: dict[str, Any], says: str) -> None:

@@ -326,10 +326,11 @@ class DynamicMethod(SparseMethod):
         options = super().resolve(context, options)
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
         first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
-        if options.end is not None and options.end < first:
+        if end < first and (options.density < 1 or options.end is not None):
+            given = f"method.end = {end}" if options.end is not None else f"rounds = {context.rounds}: T_end, {end},"
             raise MethodError(
-                f"method.end = {options.end}: is before the first adjustment, after round {first} "
-                "(method.every); there would be none"
+                f"{given} is before the first adjustment, after round {first}; there would be none: use a smaller "
+                "method.every"
             )
         return options.model_copy(update={"end": end})
 
