@@ -139,7 +139,9 @@ def test_what_is_not_feasible_is_refused_with_the_range(
     highest = [min(r_max, cap) for cap in caps or [1.0] * len(examples)]
     lo, hi = (mean_cost(r, examples, cost) for r in ([r_min] * len(examples), highest))
     assume(not lo - NEAR <= budget <= hi + NEAR)
-    with pytest.raises(SpecError, match="cannot be met; with these bounds and caps the feasible range is") as told:
+    with pytest.raises(
+        SpecError, match="cannot be met within r_min, r_max and caps: the feasible range is"
+    ) as told:
         spend(targets, examples, budget=budget, r_min=r_min, r_max=r_max, cost=cost, caps=caps)
     found = re.search(r"range is (\S+) to (\S+)", str(told.value))
     assert found is not None

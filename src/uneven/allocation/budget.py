@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite
 from typing import Annotated, ClassVar, Literal, Self
@@ -55,17 +55,19 @@ class Targets:
 
 @dataclass(frozen=True)
 class Room:
-    """The clients' weights P_n, caps and bounds [low, high_n], and what a ratio costs."""
+    """The clients' names, weights P_n, caps and bounds [low, high_n], and the ratios that there are."""
+
+    names: Sequence[str]
 
     weights: Sequence[float]
     caps: Sequence[float]
     low: float
     high: Sequence[float]
-    cost: Callable[[float], float]
+    scale: Scale
 
     def spent(self, ratios: Sequence[float]) -> float:
         """The sum of P_n cost(r_n); exactly rounded, so in any order of the clients the same."""
-        return fsum(p * self.cost(r) for p, r in zip(self.weights, ratios, strict=True))
+        return fsum(p * self.scale.cost(r) for p, r in zip(self.weights, ratios, strict=True))
 
     def scaled(self, ratios: Sequence[float], a: float) -> list[float]:
         """clip(a r_n, low, high_n)."""
@@ -96,10 +98,15 @@ class Budgeted(Policy):
         rescale = exact if options.passes == "exact" else two_passes
         ratios = rescale(targets.ratios, room, options.budget)
         spent = room.spent(ratios)
-        scale = view.scale(options.cost)
-        capacities = _whole(ratios, max(spent, options.budget), room, scale, view)
         return Allocation(
-            capacities, scale.unit, self.options, options.cost, options.budget, spent, ratios, targets.columns
+            capacities=_whole(ratios, max(spent, options.budget), room),
+            unit=room.scale.unit,
+            options=self.options,
+            cost=options.cost,
+            budget=options.budget,
+            exact=spent,
+            ratios=ratios,
+            columns=targets.columns,
         )
 
     def room(self, view: View) -> Room:
@@ -107,7 +114,7 @@ class Budgeted(Policy):
         options: BudgetOptions = self.options
         caps = _caps(options, view)
         high = [min(options.r_max, cap) for cap in caps]
-        return Room(view.weights, caps, options.r_min, high, view.scale(options.cost).cost)
+        return Room(view.names, view.weights, caps, options.r_min, high, view.scale(options.cost))
 
 
 def exact(targets: Sequence[float], room: Room, budget: float) -> list[float]:
@@ -150,8 +157,8 @@ def _require_feasible(room: Room, budget: float) -> None:
     if not least - NEAR <= budget <= most + NEAR:
         raise SpecError(
             [
-                f"allocation.budget = {budget:g}: cannot be met; with these bounds and caps the feasible range is "
-                f"{least:.6g} to {most:.6g}"
+                f"allocation.budget = {budget:g}: cannot be met within r_min, r_max and caps: the feasible range "
+                f"is {least:.6g} to {most:.6g}"
             ]
         )
 
@@ -164,22 +171,22 @@ def _require_positive(ratios: Sequence[float], view: View, policy: str) -> None:
         raise SpecError([f"allocation: {policy} gives client {n} the ratio {r:g}, not positive" for n, r in bad])
 
 
-def _whole(ratios: Sequence[float], limit: float, room: Room, scale: Scale, view: View) -> list[float]:
+def _whole(ratios: Sequence[float], limit: float, room: Room) -> list[float]:
     """Every ratio at the step below or above, such that the cost comes nearest to the limit from below."""
     steps = []
-    for name, ratio, cap in zip(view.names, ratios, room.caps, strict=True):
-        steps.append([step for step in scale.steps(ratio) if step <= cap + NEAR])
+    for name, ratio, cap in zip(room.names, ratios, room.caps, strict=True):
+        steps.append([step for step in room.scale.steps(ratio) if step <= cap + NEAR])
         if not steps[-1]:
             raise SpecError(
                 [
                     f"allocation.caps: client {name} can hold {cap:g}, less than the narrowest part of this "
-                    f"model, {scale.steps(ratio)[0]:.4g}"
+                    f"model, {room.scale.steps(ratio)[0]:.4g}"
                 ]
             )
-    costs = [[p * room.cost(step) for step in own] for p, own in zip(room.weights, steps, strict=True)]
+    costs = [[p * room.scale.cost(step) for step in own] for p, own in zip(room.weights, steps, strict=True)]
     taken = choose([[(c, c) for c in own] for own in costs], limit + NEAR)
     if taken is None:
-        least = fsum(own[0] for own in costs)
+        least = fsum(min(own) for own in costs)
         raise SpecError(
             [
                 f"allocation.budget = {limit:g}: cannot be met in whole channels of this model; near these ratios "

@@ -64,7 +64,7 @@ class Oracle(Budgeted):
 def best(widths: Sequence[float], accuracies: Sequence[Sequence[float]], room: Room, budget: float) -> list[float]:
     """One of the widths for each client, of the highest mean accuracy that the budget and the caps allow; the
     cheapest of equals."""
-    costs = [room.cost(width) for width in widths]
+    costs = [room.scale.cost(width) for width in widths]
     options = [
         [
             (p * cost, accuracy)
