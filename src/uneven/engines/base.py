@@ -110,6 +110,9 @@ def _exchange_problem(exchange: Exchange, assignment: Assignment, chosen: Submod
 
 def _answer_problem(assignment: Assignment, update: Update) -> str | None:
     """What is wrong with what was asked beside the values: vectors, and candidates for growth."""
+    places = [getattr(found, "places", None) for found in update.candidates.values()]
+    if not all(isinstance(value, Tensor) for value in [*update.answers.values(), *places]):
+        return "an answer that is not a tensor"
     lengths = {name: tuple(value.shape) for name, value in update.answers.items()}
     if lengths != {name: (length,) for name, length in assignment.asks.items()}:
         return f"answers {lengths} where vectors of lengths {dict(assignment.asks)} were asked"
@@ -139,9 +142,12 @@ def _gradient_problem(growth: Growth, candidates: Candidates) -> str | None:
     gradient = candidates.gradient
     if (gradient is not None) != (growth.values or growth.everywhere):
         return "with gradients, or without, against what was asked"
-    if gradient is not None and (gradient.shape != candidates.places.shape or not torch.isfinite(gradient).all()):
-        return "whose gradients are not finite, or not one for each"
-    return None
+    if gradient is None:
+        return None
+    one_each = isinstance(gradient, Tensor) and gradient.shape == candidates.places.shape
+    return (
+        None if one_each and torch.isfinite(gradient).all() else "whose gradients are not finite, or not one each"
+    )
 
 
 def _tensor_problem(value: object, sent: Tensor) -> str | None:
