@@ -13,6 +13,7 @@ import torch
 from uneven import fitting
 from uneven.evaluation import Evaluation, Score
 from uneven.experiment import Experiment, Round
+from uneven.sparsity.coding import reference_bytes
 from uneven.submodels.cost import cost
 from uneven.tracking import Line
 
@@ -113,6 +114,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
             "up": sum(line["bytes"]["up"] for line in lines),
             "down": sum(line["bytes"]["down"] for line in lines),
             "kind": "estimate",
+            **_reference(experiment, lines),
         },
         "macs": sum(line["macs"] for line in lines),
         "scoring_macs": sum(line["scoring_macs"] for line in lines),
@@ -125,6 +127,14 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
 def _allocation(experiment: Experiment) -> dict[str, Any]:
     spec, given = experiment.spec, experiment.allocation
     return fitting.summary(spec, given, fitting.spent(spec, experiment.federation, experiment.supernet, given))
+
+
+def _reference(experiment: Experiment, lines: Sequence[Line]) -> dict[str, float]:
+    """Of a method with one topology, the bytes both ways by the formula that its papers use."""
+    if not isinstance(experiment.method, SparseMethod):
+        return {}
+    each = reference_bytes(experiment.supernet.size, experiment.method.options.density)
+    return {"reference": each * sum(len(line["cohort"]) for line in lines)}
 
 
 def _recalibration(lines: Sequence[Line]) -> dict[str, int]:

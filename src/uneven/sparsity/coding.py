@@ -18,3 +18,13 @@ def subset_bytes(n: int, k: int) -> float:
 def changes_bytes(n: int, active: int, gone: int, come: int) -> float:
     """A layer's change: which of the ``active`` links of n places go, and which of the free places come."""
     return subset_bytes(active, gone) + subset_bytes(n - active, come)
+
+
+def reference_bytes(parameters: int, density: float) -> float:
+    """What one client receives and sends in one round by the count of FedRTS (2025, arXiv 2501.19122): both ways the
+    active values at 4 bytes, and a mask at one bit for each parameter.
+
+    >>> reference_bytes(1000, 0.2)
+    1850.0
+    """
+    return 2 * (4 * density * parameters + parameters / 8)
