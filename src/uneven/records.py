@@ -13,6 +13,7 @@ import torch
 from uneven import fitting
 from uneven.evaluation import Evaluation, Score
 from uneven.experiment import Experiment, Round
+from uneven.methods.topology import SparseMethod
 from uneven.sparsity.coding import reference_bytes
 from uneven.submodels.cost import cost
 from uneven.tracking import Line

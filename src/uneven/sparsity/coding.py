@@ -21,7 +21,7 @@ def changes_bytes(n: int, active: int, gone: int, come: int) -> float:
 
 
 def reference_bytes(parameters: int, density: float) -> float:
-    """What one client receives and sends in one round by the count of FedRTS (2025, arXiv 2501.19122): both ways the
+    """What one client receives and sends in a round by the count of FedRTS (2025, arXiv 2501.19122): both ways the
     active values at 4 bytes, and a mask at one bit for each parameter.
 
     >>> reference_bytes(1000, 0.2)
