@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from uneven.data import ClientData, Federation
+from uneven.data.federation import NOTHING
 from uneven.errors import DataError, MethodError, SpecError
 from uneven.evaluation import evaluate
 from uneven.experiment import Experiment
@@ -29,9 +30,10 @@ def accuracies(
         DataError: a client has too few training examples.
         SpecError: the model cannot be trained at these widths.
     """
-    clients = [_held_out(client, spec) for client in federation.clients]
+    clients = tuple(_held_out(client, spec) for client in federation.clients)
+    unread = federation.test[:1]  # an evaluation wants some
     try:
-        experiment = Experiment(_probe(spec, widths), (replace(federation, clients=tuple(clients)), supernet))
+        experiment = Experiment(_probe(spec, widths), (Federation(clients, unread, federation.info), supernet))
     except MethodError as error:
         raise SpecError([f"allocation.widths = {list(widths)}: {error}"]) from error
     for t in range(1, spec.rounds + 1):
@@ -54,10 +56,11 @@ def _held_out(client: ClientData, spec: Spec) -> ClientData:
     """The client with part of its training split in the place of its test split."""
     n = len(client.train)
     held = max(1, round(n * spec.data.local_test_share))
-    if n <= held:
-        raise DataError(
-            f"client {client.name} has {n} training example: allocation 'oracle' needs two of each client, one to "
-            "train on and one to measure with"
-        )
     order = torch.randperm(n, generator=generator(spec.seed, "probe split", client.id))
-    return replace(client, train=client.train[order[held:]], test=client.train[order[:held]])
+    train, test = client.train[order[held:]], client.train[order[:held]]
+    if not all((part.y != NOTHING).any() for part in (train, test)):
+        raise DataError(
+            f"client {client.name}: {n} training examples are too few for allocation 'oracle', which measures on "
+            "some of them what was learned from the others"
+        )
+    return replace(client, train=train, test=test)

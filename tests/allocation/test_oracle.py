@@ -136,7 +136,7 @@ def test_a_run_writes_accuracies_down_and_goes_on_with_them(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_measured() -> None:
-    with pytest.raises(DataError, match="client 0 has 1 training example: allocation 'oracle' needs two"):
+    with pytest.raises(DataError, match="client 0: 1 training examples are too few for allocation 'oracle'"):
         Experiment(parse(sections(n=8))).allocation  # noqa: B018
     close = {"name": "oracle", "widths": [0.2, 0.21, 0.8]}
     with pytest.raises(SpecError, match=r"allocation\.widths = \[0\.2, 0\.21, 0\.8\]: .*no effect"):
