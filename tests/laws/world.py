@@ -75,6 +75,7 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedtiny-one": ("fedtiny", {"density": 0.4, "every": 1, "candidates": 1}),
     "prunefl": ("prunefl", {"density": 0.4, "every": 1}),
     "prunefl-fixed": ("prunefl", {"density": 0.4, "every": 1, "fixed": True}),
+    "fedmef": ("fedmef", {"density": 0.4, "every": 1}),
     "feddst": ("feddst", {"density": 0.4, "every": 1}),
     "fedsgc": ("fedsgc", {"density": 0.4, "every": 1}),
     "fedrts": ("fedrts", {"density": 0.4, "every": 1}),

@@ -21,6 +21,7 @@ from uneven.methods.federated_dropout import FederatedDropout
 from uneven.methods.fedfibos import FedFIbOS
 from uneven.methods.fedhello import FedHeLLo
 from uneven.methods.fedlagc import FedLAGC
+from uneven.methods.fedmef import FedMef
 from uneven.methods.fedprox import FedProx
 from uneven.methods.fedrolex import FedRolex
 from uneven.methods.fedrts import FedRTS
@@ -55,6 +56,7 @@ METHODS: dict[str, type[Method]] = {
     "static": Static,
     "set": SET,
     "fedtiny": FedTiny,
+    "fedmef": FedMef,
     "prunefl": PruneFL,
     "feddst": FedDST,
     "fedsgc": FedSGC,

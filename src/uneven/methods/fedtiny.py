@@ -49,10 +49,10 @@ class FedTiny(GradientGrowth):
     Rule: in a round that ends with an adjustment each client tells, of every layer, the swap_l places without a
     link where |g_n| is largest, and g_n there, its gradient after local training on all its data. In each layer
     the swap_l links of the lowest |x| of the aggregate go, and the swap_l places of the largest |sum p_n g_n|
-    among those that were free come, at weight 0; what a client did not name counts as 0. Adaptive batch-norm selection:
-    the first round's clients tell the loss of each of ``candidates`` topologies, at the initial weights and with
-    norms that take the statistics of their own data; after the round the server goes on with the one of the lowest
-    mean, weighted by examples. A model without batch norm is judged by its loss alone.
+    among those that were free come, at weight 0; what a client did not name counts as 0. Adaptive batch-norm
+    selection: the first round's clients tell the loss of each of ``candidates`` topologies, at the initial weights
+    and with norms that take the statistics of their own data; after the round the server goes on with the one of
+    the lowest mean, weighted by examples. A model without batch norm is judged by its loss alone.
 
     Deviations: all layers are adjusted at once (the paper goes block by block, from the output, to save memory).
     Candidates are drawn at the start of the run: as many links in all, in each layer times a factor drawn from
