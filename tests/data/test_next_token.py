@@ -120,7 +120,9 @@ def test_clients_by_label_or_without(write):
 @pytest.mark.parametrize(("client", "name"), [("role", "Hamlet/HAMLET"), ("play", "Hamlet")])
 def test_shakespeare(client: str, name: str):
     partition = {"kind": "natural", "drop_below": 30}
-    fed = read("shakespeare", None, partition=partition, client=client, max_length=24, vocab_size=3000, train_limit=6000)
+    fed = read(
+        "shakespeare", None, partition=partition, client=client, max_length=24, vocab_size=3000, train_limit=6000
+    )
     assert fed.info.num_classes == 3000
     assert name in {c.name for c in fed.clients}
     assert fed.info.labels[2] == ","
@@ -164,13 +166,16 @@ def test_an_unknown_piece_is_not_predicted():
     assert y[0][place] == x[0][place + 1]
 
 
-def gpt2_like(folder) -> str:
-    """A tokenizer as GPT-2's: one special token, that ends, fills up and would stand for what is unknown."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
+def gpt2_like(folder, ends: bool = False) -> str:
+    """A tokenizer as GPT-2's: one special token, that ends, fills up and would stand for what is unknown; ``ends``:
+    every text has it at its end."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     backend = Tokenizer(models.WordLevel({END: 0, "a": 1, "b": 2}, END))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if ends:
+        backend.post_processor = processors.TemplateProcessing(f"$A {END}", special_tokens=[(END, 0)])
     fast = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token=END, eos_token=END)
     fast.save_pretrained(folder)
     return str(folder)
@@ -180,6 +185,8 @@ def test_a_pretrained_tokenizer_may_fill_up_with_its_end(tmp_path):
     name = gpt2_like(tmp_path / "words")
     x, y = targets("b a", "a b a b", tokenizer=name, max_length=4)
     assert (x, y) == ([[2, 1, 0], [1, 2, 1]], [[1, NOTHING, NOTHING], [2, 1, 2]])
+    _, y = targets("b a", "a b a b", tokenizer=gpt2_like(tmp_path / "ends", ends=True), max_length=4)
+    assert y == [[1, 0, NOTHING], [2, 1, 2]]
     labelled = from_texts(TRAINING, torch.tensor([0, 1, 0]))
     with pytest.raises(DataError, match="it has no token to fill up short texts"):
         load(DataOptions(source=labelled, tokenizer=name, partition="iid"), 1)
