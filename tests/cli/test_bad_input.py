@@ -142,6 +142,9 @@ WRONG_KEYS: list[tuple[dict[str, Any], list[str]]] = [
     ({"training.decay": 0.5}, ["decay", "no effect"]),
     ({"server.momentum": 0.9}, ["server: momentum = 0.9", "no effect", "'average'"]),
     ({"data.client": "user"}, ["client = 'user'", "no effect"]),
+    ({"data.task": "next_word"}, ["data.task = 'next_word'", "'classify' or 'next_token'"]),
+    ({"data.task": "next_token", "data.shape": None}, ["data.task = 'next_token': needs texts"]),
+    ({"data.min_count": 2}, ["min_count = 2 has no effect with tokenizer 'bpe'"]),
     # What is not there.
     ({"data.source": "nowhere/train.parquet"}, ["data.source = 'nowhere/train.parquet'"]),
     ({"data.source": "fashion-mni", "data.shape": None}, ["'fashion-mini'"]),
