@@ -167,7 +167,7 @@ def test_an_unknown_piece_is_not_predicted():
 
 
 def gpt2_like(folder, ends: bool = False) -> str:
-    """A tokenizer as GPT-2's: one special token, that ends, fills up and would stand for what is unknown; ``ends``:
+    """A tokenizer as GPT-2's: one special token, that ends, fills up and stands for what is unknown; ``ends``:
     every text has it at its end."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
