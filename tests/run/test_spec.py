@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import uneven
 from tests.run.helpers import assert_same_run, server, sets
+from uneven.allocation import POLICIES
 from uneven.data import from_tensors
 from uneven.data.options import Iid
 from uneven.errors import SpecError
@@ -196,6 +197,13 @@ servers = st.one_of(
     table({"optimizer": st.sampled_from(["adam", "yogi"])}, beta2=st.floats(0, 0.99), tau=positive, lr=positive),
     table({}, weights=st.sampled_from(["even", "examples"])),
 )
+budgets = {"budget": share, "r_min": st.floats(0.001, 0.5), "r_max": st.floats(0.5, 1)}
+policies = st.one_of(
+    st.sampled_from(sorted(POLICIES)),
+    table({"name": st.sampled_from(["uniform", "size"])}, **budgets, cost=st.sampled_from(["width2", "macs"])),
+    table({"name": st.just("hasa")}, **budgets, passes=st.just(2), score=st.just("debiased"), noise=positive),
+    table({"name": st.just("uniform")}, caps=st.one_of(st.lists(share, max_size=4), st.text(max_size=8))),
+)
 tables = table(
     {},
     name=st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True),
@@ -205,13 +213,19 @@ tables = table(
     quorum=st.floats(0, 1),
     data=table({}, source=st.text(max_size=20), partition=partitions, shape=st.lists(st.integers(1, 9))),
     clients=table({}, count=st.integers(1, 10**6), capacities=capacities),
+    allocation=policies,
     model=models,
     method=methods,
     training=training,
     server=servers,
     evaluation=table({}, every=st.integers(1, 99)),
     checkpoint=table({}, every=st.integers(1, 99)),
-)
+).map(lambda spec: spec if spec.get("allocation", "tiers") == "tiers" else _without_capacities(spec))
+
+
+def _without_capacities(spec: dict[str, Any]) -> dict[str, Any]:
+    clients = spec.get("clients", {})
+    return {**spec, "clients": {key: value for key, value in clients.items() if key != "capacities"}}
 
 
 @settings(max_examples=80)
