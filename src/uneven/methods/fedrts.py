@@ -147,6 +147,9 @@ class FedRTS(DynamicMethod):
             )
         return masks
 
+    def beliefs(self) -> Mapping[str, Tensor]:
+        return {name: self.belief.expected(name) for name in self.mask}
+
     def saved(self) -> State:
         return super().saved() | saved(self.belief)
 

@@ -327,7 +327,9 @@ class DynamicMethod(SparseMethod):
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
         first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
         if end < first and (options.density < 1 or options.end is not None):
-            given = f"method.end = {end}" if options.end is not None else f"rounds = {context.rounds}: T_end, {end},"
+            given = (
+                f"method.end = {end}" if options.end is not None else f"rounds = {context.rounds}: T_end, {end},"
+            )
             raise MethodError(
                 f"{given} is before the first adjustment, after round {first}; there would be none: use a smaller "
                 "method.every"
@@ -354,6 +356,11 @@ class DynamicMethod(SparseMethod):
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
         """The topology after round t, where an adjustment is due. Must be defined."""
         raise TypeError(f"{type(self).__name__} must define adjusted(t)")
+
+    def beliefs(self) -> Mapping[str, Tensor]:
+        """By tensor, how much the server expects of a link at each place, in [0, 1]; of nothing if it keeps no
+        count of that."""
+        return {}
 
     def draws(self, purpose: str, t: int) -> torch.Generator:
         """For a decision of the server in round t."""

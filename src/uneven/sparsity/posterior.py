@@ -29,11 +29,16 @@ class Posterior:
             new = 1 + self._forget * (old - 1) + self._strength * evidence
             self.tables[kind][name] = torch.where(seen, new, old)
 
+    def expected(self, name: str) -> Tensor:
+        """alpha / (alpha + beta)."""
+        alpha, beta = (self.tables[kind][name] for kind in ("alpha", "beta"))
+        return alpha / (alpha + beta)
+
     def score(self, name: str, seed: int) -> Tensor:
         """One draw of Beta(alpha, beta) for every place (numpy's, which takes a seed of its own), or the mean."""
-        alpha, beta = (self.tables[kind][name] for kind in ("alpha", "beta"))
         if not self._sampled:
-            return alpha / (alpha + beta)
+            return self.expected(name)
+        alpha, beta = (self.tables[kind][name] for kind in ("alpha", "beta"))
         return torch.from_numpy(np.random.default_rng(seed).beta(alpha.numpy(), beta.numpy()))
 
 
@@ -49,9 +54,13 @@ class Average:
         old = self.tables["average"][name]
         self.tables["average"][name] = torch.where(seen, self._momentum * old + (1 - self._momentum) * x, old)
 
-    def score(self, name: str, seed: int) -> Tensor:
+    def expected(self, name: str) -> Tensor:
         """m."""
         return self.tables["average"][name]
+
+    def score(self, name: str, seed: int) -> Tensor:
+        """m, whatever the seed."""
+        return self.expected(name)
 
 
 def saved(belief: Posterior | Average) -> State:
