@@ -123,6 +123,8 @@ class Experiment:
         assignments = self.method.plan(t, self.cohort(t))
         log = Round(t, [a.client for a in assignments], [], [], [], [], 0, 0, 0.0)
         self.method.merge(t, self._accepted(assignments, log))
+        if self.diagnostics is not None:
+            self.diagnostics.merged(t)
         self.method.adjust(t)
         failed = {failure.client for failure in log.failures}
         self.engine.commit(client for client in log.cohort if client not in failed)
@@ -148,6 +150,7 @@ class Experiment:
                     log.scoring_macs += assignment.trained(checked).macs * checked.examples
                 if self.diagnostics is not None:
                     log.trained.append((assignment, assignment.trained(checked)))
+                    self.diagnostics.heard(assignment, checked)
                 yield assignment, checked
         self._require_quorum(log)
 

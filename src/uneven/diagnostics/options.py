@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from uneven.options import Many, Options
 
-Part = Literal["masking", "fisher", "coverage"]
+Part = Literal["masking", "fisher", "coverage", "topology"]
 
 
 class DiagnosticsOptions(Options):
@@ -18,7 +18,9 @@ class DiagnosticsOptions(Options):
     """Measure in every so many rounds. Default: never."""
     parts: Many[Part] | None = None
     """What is measured: the error that masks make in a client's gradient (``masking``), what Fisher information
-    says of masks (``fisher``), how often each parameter was trained (``coverage``). Default: all."""
+    says of masks (``fisher``), how often each parameter was trained (``coverage``), and, in those rounds that end
+    with an adjustment, what becomes of a topology that all clients share (``topology``). Default: all that the
+    method has."""
     examples: int | None = Field(default=None, ge=1)
     """Take gradients on so many of a client's training examples at most, the first ones. Default: on all."""
 
