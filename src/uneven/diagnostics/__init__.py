@@ -1,5 +1,5 @@
-"""What a run measures beside training, and which changes nothing in it: masking errors, Fisher masks, coverage, what
-becomes of a topology."""
+"""What a run measures beside training, and which changes nothing in it: masking errors, Fisher masks, coverage,
+what becomes of a topology."""
 
 from __future__ import annotations
 

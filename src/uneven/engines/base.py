@@ -110,8 +110,8 @@ def _exchange_problem(exchange: Exchange, assignment: Assignment, chosen: Submod
 
 def _answer_problem(assignment: Assignment, update: Update) -> str | None:
     """What is wrong with what was asked beside the values: vectors, and candidates for growth."""
-    places = [getattr(found, "places", None) for found in update.candidates.values()]
-    if not all(isinstance(value, Tensor) for value in [*update.answers.values(), *places]):
+    told = [*update.answers.values(), *(getattr(c, "places", None) for c in update.candidates.values())]
+    if not all(isinstance(value, Tensor) for value in told):
         return "an answer that is not a tensor"
     lengths = {name: tuple(value.shape) for name, value in update.answers.items()}
     if lengths != {name: (length,) for name, length in assignment.asks.items()}:
