@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ import uneven
 from tests.laws.world import World
 from tests.run.test_result import sections
 from uneven.aggregation import ServerOptions
+from uneven.data import Federation
 from uneven.engines import inspect
 from uneven.errors import MethodError
-from uneven.experiment import Experiment
+from uneven.experiment import Experiment, load_model
 from uneven.methods import METHODS, Assignment, ClientCard, Context, Failure, Update
 from uneven.methods.base import Candidates, Growth
 from uneven.methods.static import Static
@@ -240,6 +242,16 @@ def of(name: str, options: Mapping[str, Any] = SPARSE, **changes: Any) -> dict[s
     return sections(**({"method": {"name": name} | dict(options), "clients": clients} | changes))
 
 
+@cache
+def loaded() -> tuple[Federation, Supernet]:
+    return load_model(parse(of("set")))
+
+
+def experiment(name: str, options: Mapping[str, Any] = SPARSE, **changes: Any) -> Experiment:
+    """On one federation and model."""
+    return Experiment(parse(of(name, options, **changes)), loaded())
+
+
 def in_bytes(bits: float) -> int:
     return math.ceil(round(bits / 8, 6))
 
@@ -247,30 +259,30 @@ def in_bytes(bits: float) -> int:
 def test_a_round_costs_values_and_what_is_new() -> None:
     """SET exchanges exactly what is scheduled, and clients send nothing but values: 20 of 4 bytes, and from the
     second round on the change before."""
-    experiment = Experiment(parse(of("set")))
-    first, second = experiment.round(1), experiment.round(2)
+    run = experiment("set")
+    first, second = run.round(1), run.round(2)
     assert first.bytes_down == first.bytes_up == second.bytes_up == [80] * 4
     assert second.bytes_down == [80 + in_bytes(CHANGE)] * 4
 
 
 def test_places_are_named_at_their_entropy() -> None:
-    experiment = Experiment(parse(of("fedrts")))
-    assert experiment.round(1).bytes_up == [80 + in_bytes(CANDIDATES)] * 4
+    run = experiment("fedrts")
+    assert run.round(1).bytes_up == [80 + in_bytes(CANDIDATES)] * 4
 
 
 def test_gradients_are_4_bytes_each_beside_their_places() -> None:
     """FedTiny's candidates: 3 and 3 with values."""
-    experiment = Experiment(parse(of("fedtiny", SPARSE | {"candidates": 1})))
-    assert experiment.round(1).bytes_up == [80 + in_bytes(CANDIDATES + 32 * 6)] * 4
+    run = experiment("fedtiny", SPARSE | {"candidates": 1})
+    assert run.round(1).bytes_up == [80 + in_bytes(CANDIDATES + 32 * 6)] * 4
 
 
 def test_who_missed_an_adjustment_is_told_later() -> None:
     """Client 0 is told of all three at once; one that was there of the last."""
-    experiment = Experiment(parse(of("set")))
-    method, cards = experiment.method, experiment.cards
+    run = experiment("set")
+    method, cards = run.method, run.cards
     for t in (1, 2, 3):
         assignments = method.plan(t, cards[1:])
-        method.merge(t, [(a, u) for a, u in experiment.engine.train(assignments) if isinstance(u, Update)])
+        method.merge(t, [(a, u) for a, u in run.engine.train(assignments) if isinstance(u, Update)])
         method.adjust(t)
     told = {a.client: a.index_bytes for a in method.plan(4, cards)}
     assert told == {0: in_bytes(3 * CHANGE), 1: in_bytes(CHANGE), 2: in_bytes(CHANGE), 3: in_bytes(CHANGE)}
@@ -279,21 +291,21 @@ def test_who_missed_an_adjustment_is_told_later() -> None:
 
 def test_what_was_told_is_saved() -> None:
     """Two that go on from the same tensors do not share them."""
-    experiment, others = Experiment(parse(of("set"))), [Experiment(parse(of("set"))) for _ in range(2)]
-    experiment.round(1)
-    saved = experiment.saved()
+    run, others = experiment("set"), [experiment("set") for _ in range(2)]
+    run.round(1)
+    saved = run.saved()
     for other in others:
         other.restore(saved)
         assert other.round(2).bytes_down == [80 + in_bytes(CHANGE)] * 4
-    assert experiment.round(2).bytes_down == [80 + in_bytes(CHANGE)] * 4
+    assert run.round(2).bytes_down == [80 + in_bytes(CHANGE)] * 4
 
 
 def test_a_part_of_the_topology_is_named_each_time() -> None:
     """Of 39 parameters half are 20; less 7 biases that leaves 13 of 32 places, so 5 of 13 links: 5 / 13 of 7 and 6
     is 2.7 and 2.3, 3 and 2."""
     clients = {"count": 2, "capacities": {"values": [0.5, 0.5], "unit": "params"}}
-    experiment = Experiment(parse(of("set", clients=clients, cohort=2)))
-    log = experiment.round(1)
+    run = Experiment(parse(of("set", clients=clients, cohort=2)))
+    log = run.round(1)
     assert log.bytes_down == [48 + in_bytes(bits((7, 3), (6, 2)))] * 2
     assert log.bytes_up == [48] * 2
 
@@ -303,13 +315,13 @@ def test_fedrts_costs_what_the_rules_say() -> None:
     which are worked out here from the topologies. A client that was not there in a round is told later."""
     options = {"density": 0.2, "every": 2, "end": 6}
     model = {"name": "mlp", "hidden": [60]}
-    experiment = Experiment(parse(of("fedrts", options, model=model, rounds=8, cohort=3)))
-    method, d = experiment.method, 5 * 60 + 60 + 60 * 3 + 3
+    run = Experiment(parse(of("fedrts", options, model=model, rounds=8, cohort=3)))
+    method, d = run.method, 5 * 60 + 60 + 60 * 3 + 3
     assert isinstance(method, SparseMethod)
     bound, measured, news, known = 0.0, 0, 0.0, dict.fromkeys(range(4), 0.0)
     for t in range(1, 9):
         before = {name: mask.flatten() for name, mask in method.mask.items()}
-        log = experiment.round(t)
+        log = run.round(t)
         after = {name: mask.flatten() for name, mask in method.mask.items()}
         measured += sum(log.bytes_down) + sum(log.bytes_up)
         due = t in (2, 4)  # at 6 the cosine is 0
@@ -335,8 +347,8 @@ def test_the_papers_formula_is_beside_what_was_sent() -> None:
 
 
 def test_a_checkpoint_of_another_density_is_refused() -> None:
-    saved = Experiment(parse(of("set"))).saved()
-    other = Experiment(parse(of("set", SPARSE | {"density": 0.6})))
+    saved = experiment("set").saved()
+    other = experiment("set", SPARSE | {"density": 0.6})
     with pytest.raises(MethodError, match=r"density = 0.6: gives 1.weight 9 links, and the checkpoint has 7"):
         other.restore(saved)
 
