@@ -77,7 +77,7 @@ def by_formula(data: Examples, weight: torch.Tensor) -> torch.Tensor:
 
 
 def test_one_adjustment_by_hand() -> None:
-    """By the mean of the belief links 1 and 3 go, and 7 and 9 come. The merged weights are 2.5, 1.5, 4, 1, 4.25 and
+    """By the mean of the belief links 1 and 3 go, and 7 and 9 come. The merged weights: 2.5, 1.5, 4, 1, 4.25 and
     -3.5, so the smallest go. Named are 6 and 7, and 7 and 9."""
     method = made(decision="mean", evidence="adjust")
     topology = Topology(None, method, federation())
