@@ -2,6 +2,11 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
 
 
 def apportion(shares: Sequence[float], total: int) -> list[int]:
@@ -17,3 +22,10 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
     for i in by_remainder[: total - sum(sizes)]:
         sizes[i] += 1
     return sizes
+
+
+def dealt(things: Sequence[T], shares: Sequence[float], count: int, draws: torch.Generator) -> list[T]:
+    """One of the things for each of so many, each thing as often as its share says, in a random order."""
+    sizes = apportion(shares, count)
+    cards = [thing for thing, size in zip(things, sizes, strict=True) for _ in range(size)]
+    return [cards[i] for i in torch.randperm(count, generator=draws).tolist()]

@@ -20,6 +20,7 @@ from uneven.run import one_thread, start
 from uneven.run import resume as resume_run
 from uneven.spec import Spec, load, parse, read, setting
 from uneven.submodels.cost import Unit
+from uneven.submodels.memory import HEADROOM
 from uneven.tracking import RunFolder, explained, new_folder
 
 app = typer.Typer(
@@ -107,6 +108,9 @@ def compare(
         str | None,
         typer.Option(metavar="UNIT", help="Equal budgets: params, macs, bytes or memory."),
     ] = None,
+    target: Annotated[
+        float | None, typer.Option(metavar="0.6", help="Show what it takes to reach this accuracy.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder; goes on if it exists. Default: runs/<name>-comparison.")
     ] = None,
@@ -114,6 +118,8 @@ def compare(
     """Compare methods over seeds: means with 95 % intervals, differences in pairs, costs."""
     from uneven import comparison, tuning  # scipy takes a while to import
 
+    if target is not None and not 0 < target <= 1:
+        raise SpecError([f"--target {target:g}: must be an accuracy in (0, 1], as 0.6"])
     over = [setting(text) for text in sets or []] + ([{"match": match}] if match else [])
     table = {} if spec is None else {"name": spec.stem, **read(spec)}
     name = next((layer["name"] for layer in [*reversed(over), table] if "name" in layer), "demo")
@@ -135,10 +141,10 @@ def compare(
         raise SpecError(["--tune-seed: has no effect without --tune"])
     runs = comparison.plan(rows, numbered)
     failed |= execute(runs, "runs")
-    summary = comparison.summarise(rows, runs)
-    outcome = {"match": rows[0].spec(numbered[0]).match, "rows": summary}
+    summary = comparison.summarise(rows, runs, target)
+    outcome = {"match": rows[0].spec(numbered[0]).match, "target": target, "rows": summary}
     RunFolder(folder).write("comparison.json", json.dumps(outcome, indent=2) + "\n")
-    for shown in comparison_tables(summary):
+    for shown in comparison_tables(summary, target):
         console.print(shown)
     console.print("* down and up, of all clients of a round; an estimate: the tensors that travel, uncoded")
     console.print(f"result: {folder / 'comparison.json'}", soft_wrap=True)
@@ -185,6 +191,10 @@ def plan(
     sets: Settings = None,
     profile: Profile = None,
     memory: Annotated[str | None, typer.Option(metavar="512MB", help="Memory for training, at most.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Memory of this class of the spec's devices, or the built-in."),
+    ] = None,
     macs: Annotated[str | None, typer.Option(metavar="1G", help="MACs of one example, at most.")] = None,
     bytes_: Annotated[str | None, typer.Option("--bytes", metavar="2MB", help="One message, at most.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Run each width in a process of its own.")] = False,
@@ -194,12 +204,23 @@ def plan(
 
     chosen = _spec(spec, sets, profile)
     given: dict[Unit, str | None] = {"memory": memory, "macs": macs, "bytes": bytes_}
-    limits = {u: planning.quantity(text, f"--{u}") for u, text in given.items() if text is not None}
+    limits = {u: planning.limit(text, f"--{u}") for u, text in given.items() if text is not None}
+    if device is not None:
+        if memory is not None:
+            raise SpecError(["--device says how much memory there is: give no --memory with it"])
+        limits["memory"], given["memory"] = planning.device_memory(chosen, device), f"that of {device}"
     console = _console()
     with one_thread():
         planner = planning.Planner(chosen)
         rows = [planner.row(width, measure) for width in planning.WIDTHS]
         console.print(planning.table(rows, chosen.training.batch_size))
+        devices = planner.devices()
+        if devices is not None:
+            console.print(devices)
+            console.print(f"* predicted, and {HEADROOM:.0%} for the allocator", soft_wrap=True)
+            console.print(
+                "** of the mean of its clients: the part comes, is trained, and goes back", soft_wrap=True
+            )
         if not chosen.allocation_class.DEALS_CAPACITIES:
             for shown in planner.clients():
                 console.print(shown, soft_wrap=isinstance(shown, str))

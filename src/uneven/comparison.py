@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from uneven.errors import RunError, SpecError, nearest
 from uneven.methods import METHODS
 from uneven.spec import Spec, nested, parse, setting
-from uneven.statistics import statistics
+from uneven.statistics import reached, statistics
 from uneven.tracking import RunFolder
 
 Table = Mapping[str, Any]
@@ -260,19 +260,26 @@ def _collect(active: dict[Path, subprocess.Popen[bytes]], failed: dict[Path, str
             del active[path]
 
 
-def summarise(rows: Sequence[Row], runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Of each row: how it was tuned, and `uneven.statistics.statistics` over the finished seeds."""
+def summarise(rows: Sequence[Row], runs: Sequence[Run], target: float | None = None) -> list[dict[str, Any]]:
+    """Of each row: how it was tuned, `uneven.statistics.statistics` over the finished seeds, and with a ``target``
+    what it takes to reach that accuracy (`uneven.statistics.reached`)."""
     finished = [
-        {run.seed: result for run in runs if run.row is row and (result := run.result()) is not None}
+        {run.seed: (run, result) for run in runs if run.row is row and (result := run.result()) is not None}
         for row in rows
     ]
-    return [
+    results = [{seed: result for seed, (_, result) in own.items()} for own in finished]
+    table = [
         {
             "method": row.label,
             "grid": {value.key: value.text for value in row.grid},
             **({} if row.tuning is None else {"tuning": row.tuning}),
-            "seeds": list(results),
-            **({} if not results else dict(statistics(results, finished[0]))),
+            "seeds": list(own),
+            **({} if not own else dict(statistics(own, results[0]))),
         }
-        for row, results in zip(rows, finished, strict=True)
+        for row, own in zip(rows, results, strict=True)
     ]
+    if target is not None:
+        for shown, own in zip(table, finished, strict=True):
+            lines = {seed: run.folder.read_lines("rounds.jsonl") for seed, (run, _) in own.items()}
+            shown["target"] = reached(lines, target)
+    return table

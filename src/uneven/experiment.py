@@ -13,6 +13,8 @@ import torch
 from uneven import data, models
 from uneven.allocation import Allocation
 from uneven.data import Federation
+from uneven.device_fit import require_room
+from uneven.devices import Fleet, fleet
 from uneven.diagnostics import Diagnostics
 from uneven.engines import Engine, SerialEngine, inspect
 from uneven.errors import ModelError, QuorumError, SpecError
@@ -27,7 +29,8 @@ from uneven.tracking import Line
 
 @dataclass
 class Round:
-    """What one round did. Bytes are an estimate: those of the tensors that travel, uncoded."""
+    """What one round did. Bytes are an estimate: those of the tensors that travel, uncoded. ``simulated``: the
+    seconds that it would take on the clients' devices, where these are known."""
 
     t: int
     cohort: list[int]
@@ -41,6 +44,7 @@ class Round:
     trained: list[tuple[Assignment, Submodel]] = field(default_factory=list)
     """What each accepted client trained; kept for diagnostics alone."""
     diagnostics: Line | None = None
+    simulated: float | None = None
 
 
 def load_model(spec: Spec) -> tuple[Federation, Supernet]:
@@ -82,11 +86,19 @@ class Experiment:
         unit = spec.match or ("params" if own == "width" else own)
         context = Context(self.supernet, self.cards, spec.rounds, spec.seed, spec.training, spec.server, unit)
         self.method: Method = spec.method_class(context, spec.method_options)
+        if self.fleet is not None:
+            require_room(spec, self.method, self.fleet)
         half = self.method.Client(self.supernet, spec.training, self.method.options, spec.rounds, spec.seed)
         self.engine: Engine = SerialEngine(half, self.federation)
         self.cohort_size(self.method.eligible())
         measures = spec.diagnostics.every is not None
         self.diagnostics = Diagnostics(spec.diagnostics, self.method, self.federation) if measures else None
+
+    @cached_property
+    def fleet(self) -> Fleet | None:
+        """The clients' devices, where the spec names them."""
+        options = self.spec.devices
+        return None if options is None else fleet(options, self.federation, self.spec.seed)
 
     @cached_property
     def allocation(self) -> Allocation:
@@ -137,22 +149,33 @@ class Experiment:
         """The good updates as they come; at the end, whether there were enough of them."""
         for assignment, result in self.engine.train(assignments):
             checked = inspect(assignment, result)
-            log.bytes_down.append(_bytes_down(assignment))
+            self._meter(assignment, checked, log)
             if isinstance(checked, Failure):
                 log.failures.append(checked)
-                log.bytes_up.append(0)
-            else:
-                log.bytes_up.append(_bytes_up(assignment, checked))
-                log.losses.append(checked.loss)
-                log.macs += round(3 * self.method.macs(assignment, checked) * checked.seen)
-                log.scoring_macs += 3 * assignment.submodel.macs * checked.scored
-                if assignment.asks_loss:
-                    log.scoring_macs += assignment.trained(checked).macs * checked.examples
-                if self.diagnostics is not None:
-                    log.trained.append((assignment, assignment.trained(checked)))
-                    self.diagnostics.heard(assignment, checked)
-                yield assignment, checked
+                continue
+            log.losses.append(checked.loss)
+            if self.diagnostics is not None:
+                log.trained.append((assignment, assignment.trained(checked)))
+                self.diagnostics.heard(assignment, checked)
+            yield assignment, checked
         self._require_quorum(log)
+
+    def _meter(self, assignment: Assignment, result: Update | Failure, log: Round) -> None:
+        """Count what a client's part in the round cost; of one that failed, what it was sent."""
+        down, up, macs, scoring = _bytes_down(assignment), 0, 0, 0
+        if isinstance(result, Update):
+            up = _bytes_up(assignment, result)
+            macs = round(3 * self.method.macs(assignment, result) * result.seen)
+            scoring = 3 * assignment.submodel.macs * result.scored
+            if assignment.asks_loss:
+                scoring += assignment.trained(result).macs * result.examples
+        log.bytes_down.append(down)
+        log.bytes_up.append(up)
+        log.macs += macs
+        log.scoring_macs += scoring
+        if self.fleet is not None:  # the server waits for the slowest
+            seconds = self.fleet[assignment.client].seconds(macs + scoring, down, up)
+            log.simulated = max(log.simulated or 0.0, seconds)
 
     def _require_quorum(self, log: Round) -> None:
         needed = math.ceil(round(self.spec.quorum * len(log.cohort), 9))

@@ -12,6 +12,7 @@ from uneven.allocation import Allocation, View
 from uneven.allocation.histograms import histograms
 from uneven.allocation.scale import Channels, Cost, Parameters, Scale
 from uneven.data import Federation
+from uneven.device_fit import device_widths
 from uneven.errors import SpecError
 from uneven.methods import ClientCard
 from uneven.spec import Spec
@@ -33,6 +34,7 @@ def allocate(spec: Spec, federation: Federation, supernet: Supernet) -> Allocati
         histograms=partial(histograms, clients, federation.info),
         scale=partial(scale, spec, supernet),
         accuracies=partial(_accuracies, spec, federation, supernet),
+        device_widths=lambda seconds: device_widths(spec, federation, supernet, seconds),
         capacities=spec.clients.capacities,
     )
     return spec.allocation_class(spec.allocation_options).allocate(view)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -12,15 +12,17 @@ from rich.table import Table
 from uneven import fitting
 from uneven.allocation import Allocation
 from uneven.data import Federation
-from uneven.errors import SpecError
+from uneven.device_fit import Fitter
+from uneven.devices import BUILTIN, Device, classes_of, fleet, read_classes
+from uneven.errors import SpecError, nearest
 from uneven.experiment import load_model
+from uneven.quantities import quantity
 from uneven.spec import Spec
-from uneven.submodels import Supernet
+from uneven.submodels import Submodel, Supernet
 from uneven.submodels.cost import Unit, cost, widest
 from uneven.submodels.memory import Memory, measure, predict
 
 WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125, 0.0625)
-_FACTORS = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Planner:
         self.federation: Federation
         self.supernet: Supernet
         self.federation, self.supernet = load_model(spec)
+        self.fitter = Fitter(spec, self.supernet)
 
     def row(self, width: float, measured: bool) -> Row:
         submodel = self.supernet.prefix(width)
@@ -59,11 +62,37 @@ class Planner:
         return measure(name, info, self.supernet.example, self.spec.training, section, width, groups=groups)
 
     def widest(self, limits: Mapping[Unit, int]) -> float | None:
-        """The widest prefix within every limit; None if even the smallest width is not."""
-        training = self.spec.training
-        return widest(
-            self.supernet, lambda submodel: all(cost(submodel, u, training) <= limits[u] for u in limits)
-        )
+        """The widest prefix within every limit, memory with room for the allocator; None if even the smallest
+        width is not."""
+
+        def takes(submodel: Submodel, unit: Unit) -> float:
+            return self.fitter.memory(submodel) if unit == "memory" else cost(submodel, unit, self.spec.training)
+
+        return widest(self.supernet, lambda submodel: all(takes(submodel, u) <= limits[u] for u in limits))
+
+    def devices(self) -> Table | None:
+        """The widest part that each class of the spec's devices has memory for."""
+        if self.spec.devices is None:
+            return None
+        owned = fleet(self.spec.devices, self.federation, self.spec.seed)
+        shown = Table(title="the widest that each class has memory for, MB", title_justify="left")
+        shown.add_column("class", no_wrap=True)
+        for heading in ["clients", "memory", "width", "takes*", "s a round**"]:
+            shown.add_column(heading, justify="right", no_wrap=True)
+        sizes = [len(client.train) for client in self.federation.clients]
+        for name, device in owned.classes.items():
+            own = [n for n, its in zip(sizes, owned.names, strict=True) if its == name]
+            shown.add_row(name, str(len(own)), f"{device.memory / 1e6:.4g}", *self._fit(device, own))
+        return shown
+
+    def _fit(self, device: Device, sizes: Sequence[int]) -> list[str]:
+        """What a device can take, and how long a round of the mean of its clients takes, where it has any."""
+        width = self.fitter.widest(device)
+        if width is None:
+            return ["none"]
+        part = self.supernet.prefix(width)
+        seconds = f"{fmean(self.fitter.seconds(part, device, n) for n in sizes):.3g}" if sizes else "-"
+        return [f"{width:.4g}", f"{self.fitter.memory(part) / 1e6:.4g}", seconds]
 
     def clients(self) -> list[Table | str]:
         """What the spec gives each client, and how its budget is met where there is one."""
@@ -73,16 +102,20 @@ class Planner:
         return [clients_table(self.federation, given, spent), *line]
 
 
-def quantity(text: str, field: str) -> int:
-    """``512MB``, ``1G``, ``1.5GiB`` as a number: K, M, G, T are powers of 1000, Ki, Mi, Gi of 1024.
+def device_memory(spec: Spec, name: str) -> int:
+    """The memory of a class of devices: the spec's, or where it has none those that come with uneven."""
+    classes = read_classes(BUILTIN) if spec.devices is None else classes_of(spec.devices)
+    if name not in classes:
+        raise SpecError([f"--device {name!r}: {nearest(name, list(classes))}"])
+    return classes[name].memory
 
-    >>> quantity("512MB", "--memory"), quantity("1.5Ki", "--bytes")
-    (512000000, 1536)
-    """
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?|[KMG]i)B?\s*", text)
-    if match is None or float(match[1]) == 0:
-        raise SpecError([f"{field} {text!r}: must be a positive number like 512MB, 1G or 1.5GiB"])
-    return int(float(match[1]) * _FACTORS[match[2]])
+
+def limit(text: str, field: str) -> int:
+    """A limit given on the command line, as `quantity` reads it."""
+    try:
+        return quantity(text)
+    except ValueError as error:
+        raise SpecError([f"{field} {error}"]) from error
 
 
 def table(rows: list[Row], batch: int) -> Table:

@@ -28,6 +28,8 @@ def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: Sequence[
     """The dotted key and the value that are wrong, and what would be right."""
     loc, kind, value = problem["loc"], problem["type"], problem["input"]
     key = ".".join([*prefix, *map(str, _keys_of(table, loc))])
+    if kind == "missing":
+        return ".".join([*prefix, *map(str, loc)]), "is missing"
     if kind == "value_error":
         return key, problem["msg"].removeprefix("Value error, ")
     if kind == "union_tag_invalid":

@@ -161,9 +161,9 @@ LOCAL = {"mean": "local_mean", "worst": "local_worst", "tail": "local_tail"}
 PRICES = {"parameters": "parameters", "MACs": "macs", "memory": "memory", "bytes a round*": "bytes_per_round"}
 
 
-def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
+def comparison_tables(rows: Sequence[dict[str, Any]], target: float | None = None) -> list[Table]:
     """Means with 95 % intervals, below them the paired difference to the first method and in how many of the seeds
-    it was better; what they cost; what was tuned."""
+    it was better; what they cost; what it takes to reach a target; what was tuned."""
     tables = [
         _scores("in % after the final round: mean ± 95 %, difference to the first, seeds won", FULL, rows),
         _scores("clients on their own test data, in %; tail: the lowest 30 %", LOCAL, rows),
@@ -173,8 +173,25 @@ def comparison_tables(rows: Sequence[dict[str, Any]]) -> list[Table]:
         if row["seeds"]:
             budget = f"{row['budget']['mean']:.1%}" if "budget" in row else "-"
             prices.add_row(_label_of(row), *(short(row[key]) for key in PRICES.values()), budget)
+    tables.append(prices)
+    if target is not None:
+        tables.append(_target_table(rows, target))
     tuned = [row for row in rows if "tuning" in row]
-    return [*tables, prices, *([_tuning_table(tuned)] if tuned else [])]
+    return [*tables, *([_tuning_table(tuned)] if tuned else [])]
+
+
+def _target_table(rows: Sequence[dict[str, Any]], target: float) -> Table:
+    """What it takes to reach an accuracy, of the seeds that did."""
+    scales = {"rounds": 1.0, "bytes": 1e-6, "simulated_seconds": 1.0}
+    shown = {key: scale for key, scale in scales.items() if any(key in row["target"] for row in rows)}
+    headings = {"bytes": "MB*", "simulated_seconds": "simulated seconds"}
+    title = f"to {100 * target:g} % accuracy of the full model: mean ± 95 % over the seeds that got there"
+    table = _right_aligned(title, ["seeds", *(headings.get(key, key) for key in shown)])
+    for row in rows:
+        own = row["target"]
+        cells = (_interval(own[key], scale) if key in own else "-" for key, scale in shown.items())
+        table.add_row(_label_of(row), f"{len(own['seeds'])} of {own['of']}", *cells)
+    return table
 
 
 def _scores(title: str, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> Table:

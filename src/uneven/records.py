@@ -21,8 +21,10 @@ from uneven.tracking import Line
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
     """What a run chose where the spec left it open, and the versions that it ran with."""
+    classes = {} if experiment.fleet is None else experiment.fleet.classes
     return {
         "clients": {"count": len(experiment.cards)},
+        "devices": {"file": None, "classes": {n: d.model_dump() for n, d in classes.items()}} if classes else None,
         "allocation": experiment.allocation.options.model_dump(mode="json"),
         "method": experiment.method.options.model_dump(mode="json"),
         "engine": {"name": "serial"},
@@ -53,6 +55,7 @@ def round_line(log: Round, evaluation: Evaluation | None, experiment: Experiment
         "macs": log.macs,
         "scoring_macs": log.scoring_macs,
         "seconds": round(log.seconds, 4),
+        **({} if log.simulated is None else {"simulated_seconds": log.simulated}),
     }
     if log.diagnostics is not None:
         line["diagnostics"] = log.diagnostics
@@ -88,6 +91,7 @@ def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
             "width": card.width,
             "parameters": card.size,
             "local_accuracy": accuracy,
+            **({} if experiment.fleet is None else {"device": experiment.fleet.names[card.id]}),
             **{name: column[card.id] for name, column in columns.items()},
         }
         for client, card, accuracy in rows
@@ -122,6 +126,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         "recalibration": _recalibration(lines),
         "failures": sum(len(line["failures"]) for line in lines),
         "seconds": round(sum(line["seconds"] for line in lines), 3),
+        **({} if experiment.fleet is None else {"simulated_seconds": sum(x["simulated_seconds"] for x in lines)}),
     }
 
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from uneven.aggregation import ServerOptions
 from uneven.allocation import LEVELS, Capacities, Policy, policy_class
 from uneven.data import DataOptions
+from uneven.devices import DevicesOptions
 from uneven.diagnostics import DiagnosticsOptions
 from uneven.errors import ModelError, SpecError, UnevenError, nearest
 from uneven.evaluation import EvaluationOptions
@@ -136,6 +137,7 @@ class Spec(Options):
     data: DataOptions = DataOptions()
     clients: ClientsOptions = ClientsOptions()
     allocation: AllocationSection = AllocationSection()
+    devices: DevicesOptions | None = None
     model: ModelSection = ModelSection()
     groups: GroupsOptions = GroupsOptions()
     method: MethodSection = MethodSection()

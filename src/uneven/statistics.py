@@ -1,9 +1,9 @@
-"""What runs of several seeds say together: means with intervals, differences in pairs, costs."""
+"""What runs of several seeds say together: means with intervals, differences in pairs, costs, what it takes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,3 +113,27 @@ def difference(
         return None
     won = sum(pair < 0 if lower_is_better else pair > 0 for pair in pairs)
     return {**mean_of(pairs).to_json(), "won": won, "of": len(pairs)}
+
+
+def reach(lines: Iterable[Mapping[str, Any]], target: float) -> dict[str, float] | None:
+    """What it takes until the full model's accuracy is first at least a target, by a run's ``rounds.jsonl``.
+
+    ``rounds``, ``bytes`` of all clients, down and up, and where the clients' devices are known
+    ``simulated_seconds``, all up to and with that round; None if no evaluation found so much.
+    """
+    spent = {"bytes": 0.0, "simulated_seconds": 0.0}
+    for line in lines:
+        spent["bytes"] += line["bytes"]["down"] + line["bytes"]["up"]
+        spent["simulated_seconds"] += line.get("simulated_seconds", math.nan)
+        if "evaluation" in line and line["evaluation"]["accuracy"] >= target:
+            found = {"rounds": line["round"], **spent}
+            return {key: value for key, value in found.items() if not math.isnan(value)}
+    return None
+
+
+def reached(runs: Mapping[int, Iterable[Mapping[str, Any]]], target: float) -> Json:
+    """`reach` over the seeds that did, ``seeds``, and ``of`` how many. ``runs``: the lines by seed."""
+    found = {seed: spent for seed, lines in runs.items() if (spent := reach(lines, target)) is not None}
+    keys = list(next(iter(found.values()), {}))
+    means = {key: mean_of([spent[key] for spent in found.values()]).to_json() for key in keys}
+    return {"seeds": list(found), "of": len(runs), **means}

@@ -66,6 +66,7 @@ def view(
         histograms=histograms,
         scale=scale,
         accuracies=measured,
+        device_widths=lambda seconds: [1.0] * len(examples),
         capacities=Capacities(levels=(1.0,)),
     )
 

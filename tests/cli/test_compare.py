@@ -17,7 +17,7 @@ from tests.laws.world import supernet
 from tests.run.helpers import files, one_error, server, sets
 from uneven.comparison import parse_seeds, rows
 from uneven.errors import SpecError
-from uneven.plan import quantity
+from uneven.plan import limit
 from uneven.statistics import METRICS, difference, mean_of
 from uneven.submodels.cost import widest, width_for
 from uneven.training import TrainingOptions
@@ -276,10 +276,10 @@ def test_plan_shows_costs_and_the_widest_that_fits(tmp_path: Path) -> None:
 
 
 def test_quantities() -> None:
-    assert [quantity(t, "f") for t in ("5", "2k".upper(), "1.5MB", "2GiB")] == [5, 2000, 1_500_000, 2 * 2**30]
+    assert [limit(t, "f") for t in ("5", "2k".upper(), "1.5MB", "2GiB")] == [5, 2000, 1_500_000, 2 * 2**30]
     for bad in ("", "0", "-1MB", "1Z", "MB"):
         with pytest.raises(SpecError):
-            quantity(bad, "f")
+            limit(bad, "f")
 
 
 @pytest.mark.parametrize("unit", ["params", "macs", "bytes", "memory"])

@@ -3,6 +3,7 @@
 from uneven.allocation.base import Allocation, Policy, PolicyOptions, View
 from uneven.allocation.budget import Budgeted, BudgetOptions, Targets
 from uneven.allocation.capacities import LEVELS, Capacities
+from uneven.allocation.device import ByDevice
 from uneven.allocation.hasa import Hasa
 from uneven.allocation.inverse import Inverse
 from uneven.allocation.oracle import Oracle
@@ -21,6 +22,7 @@ POLICIES: dict[str, type[Policy]] = {
     "random": Random,
     "size": Size,
     "oracle": Oracle,
+    "device": ByDevice,
 }
 
 

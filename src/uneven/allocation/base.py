@@ -53,8 +53,9 @@ class View:
     ``histograms``: what the clients' training splits are made of, by kind; None is the data's usual one. A policy
     must not look into those of single clients, but hand each to the client's side, `Scorer`. ``scale``: the ratios
     that there are in this model, and what they cost. ``accuracies``: for some widths, each client's accuracy at
-    each of them on training examples held out, (clients, widths); it trains a federation. ``capacities``:
-    ``clients.capacities``, which `Tiers` deals out.
+    each of them on training examples held out, (clients, widths); it trains a federation. ``device_widths``: the
+    widest part that each client's device has memory for, and time, where so many seconds of a round are a limit.
+    ``capacities``: ``clients.capacities``, which `Tiers` deals out.
     """
 
     names: Sequence[str]
@@ -64,6 +65,7 @@ class View:
     histograms: Callable[[Kind | None], Histograms]
     scale: Callable[[Cost], Scale]
     accuracies: Callable[[Sequence[float]], Sequence[Sequence[float]]]
+    device_widths: Callable[[float | None], Sequence[float]]
     capacities: Capacities
 
     @property

@@ -15,6 +15,7 @@ from uneven.allocation.scale import NEAR, Cost, Scale
 from uneven.errors import SpecError
 from uneven.options import Many
 
+DEVICES = "devices"
 Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -33,7 +34,8 @@ class BudgetOptions(PolicyOptions):
     passes: Literal["exact", 2] = "exact"
     """``exact``: ratios are scaled to meet the budget. 2: they are scaled and clipped twice, which may miss it."""
     caps: Many[Ratio] | str | None = None
-    """The largest ratio that each client can hold: a list, or a numeric column of the data. Default: no caps."""
+    """The largest ratio that each client can hold: a list, a numeric column of the data, or ``devices``: what the
+    memory of its device allows (`ByDevice`). Default: no caps."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
@@ -138,7 +140,9 @@ def _caps(options: BudgetOptions, view: View) -> Sequence[float]:
     caps = options.caps
     if caps is None:
         return [1.0] * len(view.names)
-    if isinstance(caps, str):
+    if caps == DEVICES:
+        caps = tuple(view.device_widths(None))
+    elif isinstance(caps, str):
         caps = tuple(view.column(caps, "allocation.caps"))
     if len(caps) != len(view.names):
         raise SpecError([f"allocation.caps: {len(caps)} values for {len(view.names)} clients"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from uneven.allocation.base import Allocation, Policy, View
-from uneven.apportion import apportion
+from uneven.apportion import dealt
 from uneven.errors import SpecError
 from uneven.rng import generator
 
@@ -34,7 +32,5 @@ def deal(view: View) -> list[float]:
     if options.column is not None:
         return view.column(options.column, "clients.capacities.column")
     assert options.levels is not None
-    sizes = apportion(options.shares or [1.0] * len(options.levels), count)
-    dealt = [level for level, size in zip(options.levels, sizes, strict=True) for _ in range(size)]
-    order = torch.randperm(count, generator=generator(view.seed, "capacities"))
-    return [dealt[i] for i in order.tolist()]
+    shares = options.shares or [1.0] * len(options.levels)
+    return dealt(options.levels, shares, count, generator(view.seed, "capacities"))

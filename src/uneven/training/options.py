@@ -51,6 +51,12 @@ class TrainingOptions(Options):
         """Steps of one round for a client with so many training examples."""
         return self.steps or (self.epochs or 5) * math.ceil(examples / self.batch_size)
 
+    def seen_in(self, examples: int) -> int:
+        """Examples that such a client goes through in one round, over all its steps."""
+        pieces = math.ceil(examples / self.batch_size)  # of nearly equal size, the larger ones first
+        passes, rest = divmod(self.steps_for(examples), pieces)
+        return passes * examples + rest * (examples // pieces) + min(rest, examples % pieces)
+
     def lr_at(self, t: int, rounds: int) -> float:
         """The learning rate of round t, 1 <= t <= rounds."""
         done = (t - 1) / rounds
