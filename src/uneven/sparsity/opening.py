@@ -101,7 +101,7 @@ class Selection:
 
     def __init__(self, supernet: Supernet, masks: Sequence[Mask]) -> None:
         """``masks``: the candidates; the first goes first among equals."""
-        self._supernet, self._masks = supernet, masks
+        self._supernet, self.masks = supernet, masks
         self.asks = {"losses": len(masks)}
         self.told = math.log2(len(masks)) / 8
 
@@ -109,14 +109,14 @@ class Selection:
         """The mean loss of each candidate."""
         pieces = training.model_copy(update={"batch_size": PIECE})
         losses = []
-        for mask in self._masks:
+        for mask in self.masks:
             part = masked(self._supernet, mask)
             network = part.network().load(part.gather(self._supernet.initial))
             losses.append(mean_loss(network, data, loss, pieces))
         return {"losses": torch.tensor(losses)}, math.ceil(len(losses) * len(data) / 3)
 
     def mask(self, answers: State) -> Mask:
-        return self._masks[int(answers["losses"].argmin())]
+        return self.masks[int(answers["losses"].argmin())]
 
 
 def varied(mask: Mask, scores: Callable[[str, torch.Generator], Tensor], count: int, seed: int) -> list[Mask]:

@@ -1,0 +1,217 @@
+"""FedMef by hand: which links are pressed and how, and what sparse activations change and do not."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.laws.world import supernet
+from tests.methods.sparse import LINKS, client, data, gradient, made, places, plan, update
+from uneven.engines import inspect
+from uneven.errors import MethodError
+from uneven.methods.fedmef import FedMef
+from uneven.sparsity import activations
+from uneven.sparsity.activations import SparseActivations, bits, from_bits, largest, scattered
+from uneven.submodels import State, Supernet
+from uneven.training import TrainingOptions
+
+THREE_STEPS = TrainingOptions(lr=0.1, batch_size=10, steps=3, schedule="constant")
+START = torch.tensor([[6.0, -0.5, 4.0, 3.0, 0.25], [1.0, 0, 0, 0, 0]]) / 4
+"""Links 1 and 4 are the smallest two."""
+
+
+def trained(t: int, **options: object) -> torch.Tensor:
+    """The weights of a client after three steps of round t."""
+    method: FedMef = made("fedmef", activation_density=1.0, **options)
+    method.state = {"weight": START}
+    assignment = plan(method, t)[0]
+    found, _ = client(method, THREE_STEPS).train(assignment.gathered(), data(), {})
+    assert inspect(assignment, found) is found
+    weight = torch.zeros(2, 5)
+    weight[LINKS] = found.payload["model"]["weight"]
+    return weight
+
+
+def by_hand(strengths: list[float]) -> torch.Tensor:
+    """w <- w - .1 (g + lambda_s w on the two smallest links)."""
+    weight, low = START, torch.tensor([[0.0, 1, 0, 0, 1], [0] * 5])
+    for strength in strengths:
+        weight = weight - 0.1 * (gradient(weight, data()) * LINKS + strength * low * weight)
+    return weight
+
+
+@pytest.mark.parametrize(
+    ("t", "options", "strengths"),
+    [
+        (2, {}, [1 / 3, 2 / 3, 1]),
+        (2, {"extrusion": 3.0}, [1, 2, 3]),
+        (2, {"extrusion": 3.0, "ramp": "constant"}, [3, 3, 3]),
+        (6, {"ramp": "constant"}, [1, 1, 1]),
+        (1, {}, [0, 0, 0]),  # no adjustment is due
+        (1, {"extrusion_rounds": 2, "ramp": "constant"}, [1, 1, 1]),
+        (3, {"extrusion_rounds": 2, "every": 4}, [1 / 3, 2 / 3, 1]),
+        (2, {"extrusion_rounds": 2, "every": 4}, [0, 0, 0]),
+        (2, {"extrusion": 0.0}, [0, 0, 0]),
+        (8, {"extrusion_rounds": 3}, [0, 0, 0]),  # after T_end
+    ],
+)
+def test_the_links_to_be_dropped_are_pressed(t: int, options: dict[str, object], strengths: list[float]) -> None:
+    torch.testing.assert_close(trained(t, **options), by_hand(strengths), rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_pressed_is_what_would_go() -> None:
+    """Were the server to adjust as things are: the links that `low` names. A client of capacity 1/2 presses its
+    share, 1 of 3, and all of one size the same."""
+    method: FedMef = made("fedmef", sizes=(10, 5))
+    method.state = {"weight": START}
+    for assignment, low in zip(plan(method, 2), ({1, 4}, {3}), strict=True):
+        half = client(method, THREE_STEPS)
+        network = assignment.submodel.network().load(assignment.gathered().payload["model"])
+        pressed = half.low(network, assignment)["weight"]
+        assert set(pressed.flatten().nonzero().flatten().tolist()) == low
+    one, other = plan(method, 2)
+    found = (list(range(6, 8)), [1.0, 2.0])
+    held = START[other.submodel.masks["weight"]]  # type: ignore[attr-defined]
+    method.merge(
+        2, [(one, update(one, START[LINKS].tolist(), found)), (other, update(other, held.tolist(), found))]
+    )
+    method.adjust(2)
+    assert places(method) == {0, 2, 3, 5, 6, 7}
+
+
+def test_ties_are_the_same_for_all_clients() -> None:
+    method: FedMef = made("fedmef")
+    method.state = {"weight": LINKS.float()}
+    one, other = (client(method, THREE_STEPS).low(*_network(a)) for a in plan(method, 2))
+    assert torch.equal(one["weight"], other["weight"])
+    assert int(one["weight"].sum()) == 2
+
+
+def _network(assignment):  # type: ignore[no-untyped-def]
+    return assignment.submodel.network().load(assignment.gathered().payload["model"]), assignment
+
+
+# --- sparse activations ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(n=st.integers(1, 40), density=st.floats(0.01, 1), seed=st.integers(0, 1000))
+def test_the_largest_are_kept_at_the_norm_of_all(n: int, density: float, seed: int) -> None:
+    a = torch.randn(n, generator=torch.Generator().manual_seed(seed))
+    back = scattered(largest(a, density))
+    k = math.ceil(round(density * n, 9))
+    kept = np.argsort(-np.abs(a.numpy()))[:k]
+    expected = np.zeros(n)
+    expected[kept] = a.numpy()[kept]
+    expected *= np.linalg.norm(a.numpy()) / np.linalg.norm(expected)
+    np.testing.assert_allclose(back.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_stored() -> None:
+    """Of 100 values 30, 4 bytes each, and a bit for each of 100."""
+    where, values, shape = largest(torch.randn(4, 25), 0.3)
+    assert values.nbytes == 120
+    assert where.nbytes == 13
+    assert shape == (4, 25)
+    assert not scattered(largest(torch.zeros(3, 3), 0.5)).any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(mask=st.lists(st.booleans(), min_size=1, max_size=40))
+def test_bits(mask: list[bool]) -> None:
+    packed = bits(torch.tensor(mask))
+    assert packed.dtype == torch.uint8
+    assert len(packed) == -(-len(mask) // 8)
+    assert from_bits(packed, len(mask)).tolist() == mask
+
+
+def gradients(net: Supernet, density: float | None) -> State:
+    """Of one batch at the initial weights, in training."""
+    network = net.prefix(1.0).network().load(net.initial).train()
+    x = torch.randn(16, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(16) % 3
+    if density is None:
+        logits = network(x)
+    else:
+        with SparseActivations(density, network.weights().values()):
+            logits = network(x)
+    nn.functional.cross_entropy(logits, y).backward()
+    return {name: weight.grad.clone() for name, weight in network.weights().items()}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn-batch", "cnn-none", "resnet_tiny-group", "shufflenet-batch"])
+def test_only_the_gradients_of_layers_weights_change(model: str) -> None:
+    """All that flows back is exact: biases and norms have the gradients that they had, and so has the first layer,
+    whose input is the batch. The others' point where they did."""
+    net = supernet(model)
+    dense, sparse = gradients(net, None), gradients(net, 0.3)
+    changed = {name for name in dense if not torch.equal(dense[name], sparse[name])}
+    assert changed
+    assert changed == set(net.maskable[1:])
+    flat = [torch.cat([found[name].flatten() for name in sorted(found)]) for found in (dense, sparse)]
+    assert nn.functional.cosine_similarity(flat[0], flat[1], 0) > 0.8
+    for name, whole in gradients(net, 1.0).items():
+        torch.testing.assert_close(whole, dense[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_a_layer_by_hand() -> None:
+    """Two linear layers and a ReLU between: the last layer's gradient is its output's times the sparse input."""
+    net = Supernet(nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2)), torch.zeros(5))
+    network = net.prefix(1.0).network().load(net.initial).train()
+    examples = data(6)
+    with SparseActivations(0.25, network.weights().values()):
+        logits = network(examples.x)
+    nn.functional.cross_entropy(logits, examples.y).backward()
+    hidden = (examples.x @ net.initial["0.weight"].T + net.initial["0.bias"]).relu()
+    kept = hidden.flatten().argsort(descending=True)[:12]
+    sparse = torch.zeros(48)
+    sparse[kept] = hidden.flatten()[kept]
+    sparse *= hidden.norm() / sparse.norm()
+    p = logits.detach().softmax(1)
+    p[torch.arange(6), examples.y] -= 1
+    torch.testing.assert_close(network.weights()["2.weight"].grad, p.T @ sparse.view(6, 8) / 6)
+
+
+def test_nothing_dense_is_kept_where_the_largest_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is packed in a step: the inputs of the second convolution and of the last layer as bits and values, two
+    ReLUs as bits, and of two pools nothing but shapes."""
+    net, packed = supernet("cnn-none"), []
+    network = net.prefix(1.0).network().load(net.initial).train()
+
+    def noted(pack: Any, *args: Any) -> Any:
+        packed.append(pack(*args))
+        return packed[-1]
+
+    for name in ("largest", "signs", "shape"):
+        monkeypatch.setattr(activations, name, partial(noted, getattr(activations, name)))
+    with SparseActivations(0.3, network.weights().values()):
+        network(torch.randn(16, 1, 8, 8))
+    sizes = [sum(part.nbytes for part in parts if isinstance(part, torch.Tensor)) for parts in packed]
+    inputs, relus = [16 * 32 * 4 * 4, 16 * 64 * 2 * 2], [16 * 32 * 8 * 8, 16 * 64 * 4 * 4]
+    of_inputs = [n // 8 + 4 * math.ceil(0.3 * n) for n in inputs]
+    assert sizes == [relus[0] // 8, 0, of_inputs[0], relus[1] // 8, 0, of_inputs[1]]
+
+
+def test_density_1_is_off() -> None:
+    method = made("fedmef", activation_density=1.0)
+    tiny = made("fedtiny", candidates=1)
+    for t in (1, 3):
+        found = [client(m, THREE_STEPS).train(plan(m, t)[0].gathered(), data(), {})[0] for m in (method, tiny)]
+        assert torch.equal(*(update.payload["model"]["weight"] for update in found))
+
+
+def test_options() -> None:
+    assert made("fedmef").options.candidates == 1
+    assert made("fedmef", candidates=3).opening is not None
+    with pytest.raises(MethodError, match="ramp = 'linear': has no effect with extrusion 0"):
+        made("fedmef", extrusion=0.0, ramp="linear")
+    with pytest.raises(MethodError, match="extrusion_rounds = 2: has no effect with extrusion 0"):
+        made("fedmef", extrusion=0.0, extrusion_rounds=2)
