@@ -87,19 +87,24 @@ METHOD_FORMS: dict[str, tuple[str, dict[str, Any]]] = {
 ONE_BY_ONE = ("fedfibos", "fedfibos-weighted", "fedfibos-channel", "fedfibos-overall", "fedhello")
 
 
+OF_MASKS = ("mlp", "cnn-group", "cnn-batch", "resnet_tiny-batch", "lstm")
+"""Models that have what a mask can meet: matrices, convolutions, norms of both kinds, a table of tokens, gates."""
+
+
 def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[str]) -> list[tuple[str, str]]:
     """Every form with every model that shows something of it.
 
-    A mask knows tensors, not how they are joined: the 11 million parameters of ``resnet18`` are slow, and show
-    nothing of it, or of scores, that ``resnet_tiny`` does not. Early exits go with methods that train them, and
-    with no others; batch norm does not with those of `ONE_BY_ONE`.
+    A mask knows tensors, not how they are joined: the models of `OF_MASKS` have all kinds of them, and of scores
+    ``resnet18`` shows nothing that ``resnet_tiny`` does not, slowly. Early exits go with methods that train them,
+    and with no others; batch norm does not with those of `ONE_BY_ONE`.
     """
     masks, exits = masking(forms), exiting(forms)
     pairs = ((form, model) for model in models for form in forms if (form in exits) == model.endswith("-exits"))
     return [
         (form, model)
         for form, model in pairs
-        if not (model == "resnet18-group" and form in (*masks, *ONE_BY_ONE))
+        if (form not in masks or model in OF_MASKS)
+        and not (model == "resnet18-group" and form in ONE_BY_ONE)
         and not (model.endswith("-batch") and form in ONE_BY_ONE)
     ]
 
