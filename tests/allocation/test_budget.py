@@ -184,6 +184,9 @@ def test_many_clients_come_within_a_channel() -> None:
 
 
 def test_whole_parameters() -> None:
+    """Of 7 parameters a half is 3 or 4; 4 for those that are at most half of all examples: 3 + 5 of 17."""
+    given = allocate("uniform", view([3, 5, 9], parameters=7), budget=0.5, cost="params")
+    assert [7 * c for c in given.capacities] == pytest.approx([4, 4, 3])
     given = allocate("uniform", view([3, 5, 9], parameters=10), budget=0.5, cost="params")
     assert (given.capacities, given.unit) == ([0.5] * 3, "params")
     given = allocate("size", view([3, 5, 9], parameters=1000), cost="params")
