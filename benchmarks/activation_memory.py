@@ -88,6 +88,7 @@ def speed(model: str, batch: int) -> dict[float, tuple[float, float]]:
             times[density].append(time.process_time() - begin)
             gradients[density] = torch.cat([w.grad.reshape(-1) for w in weights if w.grad is not None])
     cosine = torch.nn.functional.cosine_similarity
+    gradients = {density: gradient.double() for density, gradient in gradients.items()}
     dense = gradients[1.0]
     return {d: (statistics.median(times[d][1:]), cosine(gradients[d], dense, 0).item()) for d in DENSITIES}
 
