@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks.bandit import ACTIVE, GAP, LINKS, REPEATS, LastRound, Thompson, regret, slopes
 
 
