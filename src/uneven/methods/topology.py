@@ -32,12 +32,15 @@ from uneven.methods.base import (
     MethodOptions,
     Update,
 )
+from uneven.options import Many
 from uneven.rng import generator
 from uneven.sparsity import Layers, Mask, Schedule, strongest
 from uneven.sparsity.coding import changes_bytes, subset_bytes
 from uneven.sparsity.gradients import mean_gradient
 from uneven.sparsity.initial import Initial, first_mask, initial_mask
+from uneven.sparsity.kernel import SparseNetwork, linear_layers
 from uneven.sparsity.opening import MeanAnswers, Opening, Snip
+from uneven.sparsity.probe import faster
 from uneven.submodels import MaskSubmodel, Network, State, Submodel, Supernet
 from uneven.submodels.masks import masked
 
@@ -54,6 +57,10 @@ class SparseOptions(MethodOptions):
     """The links at the start: drawn at random, those of the largest initial |x|, or those of the largest |g x|, g
     the gradient at the initial weights, which the first round's clients tell (``snip``: the first round itself
     trains random links)."""
+
+    sparse_layers: Many[str] | None = None
+    """The weights of linear layers that training computes from their links alone. Default: those that measure
+    faster so on this machine, of layers with at most one link in ten places; [] is none."""
 
     @property
     def opens(self) -> bool:
@@ -72,6 +79,12 @@ class SparseOptions(MethodOptions):
 
 class SparseClient(Client):
     """Trains its share of the topology, and answers what the server asks beside it."""
+
+    def network(self, assignment: Assignment) -> Network:
+        submodel, names = assignment.submodel, self.options.sparse_layers
+        return (
+            SparseNetwork(submodel, names) if names and isinstance(submodel, MaskSubmodel) else submodel.network()
+        )
 
     def train(self, assignment: Assignment, data: Examples, memory: State) -> tuple[Update, State]:
         network = self.network(assignment).load(assignment.payload["model"])
@@ -127,6 +140,7 @@ class SparseMethod(Method):
         self.opening: Opening | None = None
         if self.options.opens:
             self.opening = self.options.opening(self.supernet, context.seed)
+        self.options = self.options.model_copy(update={"sparse_layers": self._sparse_layers()})
         self.state = self._confined(self.state)
         self._parts: tuple[State, dict[int, MaskSubmodel]] = (self.state, {})
         self._news = torch.zeros((), dtype=torch.float64)  # bytes that tell of all adjustments so far
@@ -147,6 +161,20 @@ class SparseMethod(Method):
         if options.initial == "snip" and options.density == 1:
             raise MethodError("method.initial = 'snip': has no effect at density 1, where every place has a link")
         return options
+
+    def _sparse_layers(self) -> tuple[str, ...]:
+        given = self.options.sparse_layers
+        if given is None:  # not where links move between layers: what is sparse now may not be later
+            return () if self.shifts else faster(self.supernet, self.mask, self.context.training.batch_size)
+        network = self.supernet.prefix(1.0).network()
+        linear = {call.weight for call in linear_layers(network.graphs[0], network)} & self.mask.keys()
+        for name in given:
+            if name not in linear:
+                raise MethodError(
+                    f"method.sparse_layers: {name!r} is no linear layer of the topology, which are "
+                    + ", ".join(sorted(linear))
+                )
+        return tuple(given)
 
     @property
     def links(self) -> dict[str, int]:
