@@ -50,7 +50,7 @@ def test_a_column_says_the_split_in_every_domain(vectors, tmp_path):
     fed = read(tmp_path, split="part")
     assert ([len(c.train) + len(c.test) for c in fed.clients], len(fed.test)) == ([20, 20], 20)
     vectors("c/train.parquet", n=2, part=["train"] * 2)
-    with pytest.raises(DataError, match="domains 'a' and 'c' need the same classes in 'label', but .* has 2"):
+    with pytest.raises(DataError, match=r"domains 'a' and 'c' need the same classes in 'label', but .* has 2"):
         read(tmp_path, split="part")
 
 
