@@ -119,6 +119,12 @@ class FedMef(FedTiny):
     NEUTRAL: ClassVar[Mapping[str, Any]] = {"density": 1.0, "extrusion": 0.0, "activation_density": 1.0}
 
     def resolve(self, context: Context, options: Any) -> Any:
+        if options.activation_density < 1:  # a layer computed from its links stores its input whole
+            if options.sparse_layers:
+                raise MethodError(
+                    "method.sparse_layers: what these layers store is not pruned; use [], or activation_density = 1"
+                )
+            options = options.model_copy(update={"sparse_layers": ()})
         names = ("ramp", "extrusion_rounds")
         if options.extrusion == 0:
             for name in names:
