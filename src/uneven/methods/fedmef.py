@@ -122,7 +122,7 @@ class FedMef(FedTiny):
         if options.activation_density < 1:  # a layer computed from its links stores its input whole
             if options.sparse_layers:
                 raise MethodError(
-                    "method.sparse_layers: what these layers store is not pruned; use [], or activation_density = 1"
+                    "method.sparse_layers: what they store is not pruned; use [], or activation_density = 1"
                 )
             options = options.model_copy(update={"sparse_layers": ()})
         names = ("ramp", "extrusion_rounds")
