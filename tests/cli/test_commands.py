@@ -87,8 +87,8 @@ def test_one_method(name: str, tmp_path: Path) -> None:
     for part in ("Paper: ", "20", "Rule: ", "Deviations: "):
         assert part in ended.out
     for option, field in METHODS[name].Options.model_fields.items():
-        default = {None: "null", True: "true", False: "false"}.get(field.default, str(field.default))
-        default = "none" if field.default is None else default
+        default = "none" if field.default is None else str(field.default)
+        default = default.lower() if isinstance(field.default, bool) else default
         assert re.search(rf"│ {option} +│ {default} +│ \w", ended.out), option
         assert field.description
 
