@@ -90,7 +90,7 @@ def test_the_loss_is_that_of_what_is_held_and_training_is_the_same(form: str, mo
         assert update.start_loss is not None
         if model == "mlp":
             data, part = asked.federation.clients[update.client].train, assignment.trained(update)
-            if form in ("fedhello", "feddst", "fedsgc"):  # what they do not train, or give up, they hold at the start
+            if form in ("fedhello", "feddst", "fedsgc"):  # what they do not train they held at first
                 part = assignment.submodel
             network = part.network().load(part.gather(asked.method.state)).eval()
             has = torch.zeros(3).index_fill(0, data.y, 1.0) if form == "heterofl" else 1.0
