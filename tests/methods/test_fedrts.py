@@ -326,8 +326,12 @@ def test_taken_up_again_it_goes_on_alike() -> None:
         ({"decision": "momentum", "forget": 0.5}, r"method.forget = 0.5: has no effect with decision 'momentum'"),
         ({"momentum": 0.5}, r"method.momentum = 0.5: has no effect with decision 'thompson'"),
         ({"decision": "mean", "momentum": 0.5}, r"method.momentum = 0.5: has no effect with decision 'mean'"),
-        ({"end": 1}, r"method.end = 1 is before the first adjustment, after round 2"),
-        ({"end": None, "every": 10}, r"rounds = 10: T_end, 6, is before the first adjustment, after round 10"),
+        (
+            {"end": 1},
+            r"end = 1: with decay 'constant' .* after round 1, before the first adjustment, after round 2",
+        ),
+        ({"end": 2, "decay": "cosine"}, r"end = 2: with decay 'cosine' the last exchange can be after round 1"),
+        ({"end": None, "every": 10}, r"rounds = 10, so T_end = 6: with decay .* after round 10; use a smaller"),
     ],
 )
 def test_options_that_do_nothing(options: dict[str, Any], says: str) -> None:

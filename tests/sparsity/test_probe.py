@@ -98,7 +98,7 @@ def test_the_clock_gives_a_ratio() -> None:
 
 
 def sparse(name: str = "set", **options: Any) -> Experiment:
-    given = {"density": 0.05, "every": 2, "end": 2, **options}
+    given = {"density": 0.05, "every": 2, "end": 4, **options}
     return Experiment(parse(of(name, given, model={"name": wide}, cohort=2)))
 
 

@@ -354,13 +354,12 @@ class DynamicMethod(SparseMethod):
         options = super().resolve(context, options)
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
         first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
-        if end < first and (options.density < 1 or options.end is not None):
-            given = (
-                f"method.end = {end}" if options.end is not None else f"rounds = {context.rounds}: T_end, {end},"
-            )
+        last = end - 1 if options.decay == "cosine" else end
+        if last < first and (options.density < 1 or options.end):
+            given = f"method.end = {end}" if options.end else f"rounds = {context.rounds}, so T_end = {end}"
             raise MethodError(
-                f"{given} is before the first adjustment, after round {first}; there would be none: use a smaller "
-                "method.every"
+                f"{given}: with decay '{options.decay}' the last exchange can be after round {last}, before the "
+                f"first adjustment, after round {first}; use a smaller method.every"
             )
         return options.model_copy(update={"end": end})
 
