@@ -6,7 +6,17 @@ density, with how many of its linear layers the probe chose. One thread; the lea
 
 Measured on two busy cores of an AMD EPYC:
 
-    MEASURED
+           layer    0.02    0.05     0.1   sparse / dense, one layer
+     256 -> 1024    0.38    0.68    0.94
+     1024 -> 256    0.51    1.00    1.33
+
+     density  chosen  dense, ms  sparse, ms   one training step
+        0.02      33       1649        1120
+        0.05      25       1503        1169
+         0.1       0       1488        1478
+
+(1024 -> 256 at .05 was .69 in another run: near the bound the choice is a matter of the day, and then kept.) Where
+the probe let 9 layers through at .1, with ratios of .8 to .9, the step took 1,580 ms to 1,564, hence its margin.
 """
 
 from __future__ import annotations
