@@ -19,6 +19,7 @@ from uneven.errors import MethodError, SpecError
 from uneven.experiment import Experiment
 from uneven.methods import Assignment, Update
 from uneven.methods.heterofl import HeteroFL, HeteroFLClient
+from uneven.plan import device_memory
 from uneven.run import resume
 from uneven.spec import parse
 from uneven.statistics import reach, reached
@@ -211,22 +212,26 @@ def on_devices(**shares: float) -> list[str]:
 
 
 def test_plan_shows_the_widest_for_each_class(tmp_path: Path) -> None:
-    arguments = [*on_devices(big=2, small=1), "--set", "devices.classes.small.memory=7KB"]
+    """And ``--device`` takes the memory of one of them as the limit."""
+    arguments = [*on_devices(big=2, small=1), "--set", "devices.classes.small.memory=7KB", "--device", "small"]
     shown = server()("plan", *arguments, cwd=tmp_path).out
     assert re.search(r"│ big +│ +4 │ +1 │ +1 │", shown), shown
     width = re.search(r"│ small +│ +2 │ +0\.007 │ +(\S+) │ +(\S+) │", shown)
     assert width is not None, shown
     assert float(width[1]) < 1
     assert float(width[2]) <= 0.007
-    again = server()("plan", *arguments, "--memory", "7KB", cwd=tmp_path).out
-    assert f"the widest that fits (memory at most 7KB): {width[1]}\n" in again
-    named = server()("plan", *arguments, "--device", "small", cwd=tmp_path).out
-    assert f"the widest that fits (memory at most that of small): {width[1]}\n" in named
-    one_error(server()("plan", *arguments, "--device", "smal", cwd=tmp_path), "did you mean 'small'")
+    assert f"the widest that fits (memory at most that of small): {width[1]}\n" in shown
     both = server()("plan", *sets(), "--device", "laptop", "--memory", "1MB", cwd=tmp_path)
     one_error(both, "--device", "no --memory")
-    ended = server()("plan", *sets(), "--device", "raspberry-pi-zero-2", cwd=tmp_path)
-    assert "the widest that fits (memory at most that of raspberry-pi-zero-2): 1\n" in ended.out
+
+
+def test_memory_of_a_class() -> None:
+    """The spec's own classes, or those that come with uneven."""
+    own = parse({"devices": {"classes": {"big": FAST}, "shares": {"big": 1}}})
+    assert device_memory(own, "big") == 1_000_000
+    with pytest.raises(SpecError, match="--device 'laptop': known: big"):
+        device_memory(own, "laptop")
+    assert device_memory(parse({}), "raspberry-pi-zero-2") == 150_000_000
 
 
 def test_plan_shows_what_each_client_gets(tmp_path: Path) -> None:
