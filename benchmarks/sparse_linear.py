@@ -21,7 +21,6 @@ the probe let 9 layers through at .1, with ratios of .8 to .9, the step took 1,5
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -30,7 +29,7 @@ from uneven.data import Info
 from uneven.models import build
 from uneven.sparsity.initial import first_mask
 from uneven.sparsity.kernel import SparseNetwork
-from uneven.sparsity.probe import faster, ratio
+from uneven.sparsity.probe import faster, ratio, seconds
 from uneven.submodels import Network, Supernet
 from uneven.submodels.masks import masked
 from uneven.training import TrainingOptions
@@ -39,7 +38,6 @@ from uneven.training.losses import cross_entropy
 
 TEXTS, TOKENS, WORDS = 16, 128, 2000
 DENSITIES = (0.02, 0.05, 0.1)
-REPEATS = 5
 
 
 def layers() -> None:
@@ -47,16 +45,6 @@ def layers() -> None:
     for into, out in ((256, 1024), (1024, 256)):
         found = (ratio(TEXTS * TOKENS, out, into, density) for density in DENSITIES)
         print(f"{f'{into} -> {out}':>12} " + " ".join(f"{value:7.2f}" for value in found), flush=True)
-
-
-def milliseconds(work: Callable[[], None]) -> float:
-    work()
-    taken = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return 1000 * min(taken)
 
 
 def step(network: Network) -> Callable[[], None]:
@@ -82,8 +70,8 @@ def whole() -> None:
         mask = first_mask(supernet, density, "erk", "random", 0)
         part, names = masked(supernet, mask), faster(supernet, mask, TEXTS)
         values = part.gather(supernet.initial)
-        dense = milliseconds(step(part.network().load(values).train()))  # type: ignore[arg-type]
-        sparse = milliseconds(step(SparseNetwork(part, names).load(values).train()))  # type: ignore[arg-type]
+        dense = 1000 * seconds(step(part.network().load(values).train()))  # type: ignore[arg-type]
+        sparse = 1000 * seconds(step(SparseNetwork(part, names).load(values).train()))  # type: ignore[arg-type]
         print(f"{density:8} {len(names):7} {dense:10.0f} {sparse:11.0f}", flush=True)
 
 

@@ -27,7 +27,9 @@ SETS = Path(os.environ.get("UNEVEN_DATA", Path(__file__).parents[3] / "shared" /
 TITLES = SETS / "medium_titles"
 LOW, HIGH, BUDGET = 0.2, 0.8, 0.5
 
-pytestmark = pytest.mark.skipif(not TITLES.is_dir(), reason=f"no folder {TITLES}")
+pytestmark = pytest.mark.skipif(
+    not TITLES.is_dir(), reason="the Medium titles are not part of the project: set UNEVEN_DATA"
+)
 
 
 def data(words: int) -> dict[str, Any]:

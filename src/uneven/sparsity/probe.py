@@ -65,10 +65,11 @@ def ratio(rows: int, out: int, into: int, density: float) -> float:
     def sparse() -> None:
         torch.autograd.grad(linear(x, weight, None, layout), [x, weight], back)
 
-    return _seconds(sparse) / _seconds(dense)
+    return seconds(sparse) / seconds(dense)
 
 
-def _seconds(work: Callable[[], None]) -> float:
+def seconds(work: Callable[[], None]) -> float:
+    """CPU time of some work, the least of a few; once before to warm up."""
     work()
     taken = []
     for _ in range(REPEATS):
