@@ -34,6 +34,8 @@ from uneven.training import TrainingOptions
 
 NAMED = ("model", "method", "allocation")
 """The sections that name a thing."""
+CLASSES: Mapping[str, Callable[[Any], Any]] = {"method": method_class, "allocation": policy_class}
+"""Those whose thing is a class with options of its own."""
 
 
 class ClientsOptions(Options):
@@ -215,10 +217,14 @@ def given(options: BaseModel) -> dict[str, Any]:
 
 
 def _full(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer with sections as tables: options as what was set of them, a name alone as a table with it."""
+    """The layer with sections as tables: options as what was set of them, a name or kind alone as a table with it."""
     tables = {key: given(value) if isinstance(value, BaseModel) else value for key, value in layer.items()}
     alone = (key for key in NAMED if key in tables and not isinstance(tables[key], Mapping))
-    return tables | {key: {"name": tables[key]} for key in alone}
+    tables |= {key: {"name": tables[key]} for key in alone}
+    data = tables.get("data")
+    if isinstance(data, Mapping) and isinstance(kind := data.get("partition"), str):
+        tables["data"] = {**data, "partition": {"kind": kind}}
+    return tables
 
 
 def _profile(profiles: Any, name: str | None) -> Mapping[str, Any]:
@@ -254,24 +260,25 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """``over`` laid over ``base``. A table that names another kind of thing (``kind``, ``name``) replaces; but
-    another allocation keeps the options that both have, as the budget."""
+    another method or allocation keeps the options that both have, as the density or the budget."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and not _replaces(old, value):
             merged[key] = _merge(old, value)
-        elif key == "allocation" and isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[key] = {**_shared(old, value["name"]), **value}
+        elif key in CLASSES and isinstance(old, Mapping) and isinstance(value, Mapping):
+            merged[key] = {**_shared(old, value["name"], CLASSES[key]), **value}
         else:
             merged[key] = value
     return merged
 
 
-def _shared(options: Mapping[str, Any], policy: Any) -> dict[str, Any]:
-    """The options that a policy takes, too."""
+def _shared(options: Mapping[str, Any], name: Any, find_class: Callable[[Any], Any]) -> dict[str, Any]:
+    """The options that mean the same to the class of another name."""
     with suppress(UnevenError):  # told when the whole is checked
-        known = policy_class(policy).Options.model_fields
-        return {key: value for key, value in options.items() if key in known}
+        old, new = (find_class(one).Options.model_fields for one in (options["name"], name))
+        same = {key for key in old.keys() & new.keys() if old[key].annotation == new[key].annotation}
+        return {key: value for key, value in options.items() if key in same}
     return {}
 
 
@@ -287,8 +294,8 @@ def _validated(table: dict[str, Any]) -> Spec:
     except ValidationError as error:
         problems += lines(Spec, table, error)
     problems += [
-        *_class_problems("method", table, MethodSection().name, method_class),
-        *_class_problems("allocation", table, AllocationSection().name, policy_class),
+        *_class_problems("method", table, MethodSection().name),
+        *_class_problems("allocation", table, AllocationSection().name),
         *_model_problems(table.get("model", {})),
         *_dead_capacities(table),
     ]
@@ -297,13 +304,13 @@ def _validated(table: dict[str, Any]) -> Spec:
     return spec
 
 
-def _class_problems(key: str, table: Any, default: Any, find_class: Callable[[Any], Any]) -> Iterator[str]:
+def _class_problems(key: str, table: Any, default: Any) -> Iterator[str]:
     """Problems in the own options of a method or policy, found even where other sections have theirs."""
     name, options = _name_and_options(table.get(key, {}), default)
     if not isinstance(name, str | type):
         return  # a problem of the section itself
     try:
-        known = find_class(name).Options
+        known = CLASSES[key](name).Options
         known.model_validate(options)
     except UnevenError as error:
         yield str(error)
