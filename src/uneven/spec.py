@@ -217,7 +217,7 @@ def given(options: BaseModel) -> dict[str, Any]:
 
 
 def _full(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The layer with sections as tables: options as what was set of them, a name or kind alone as a table with it."""
+    """The layer with sections as tables: options as what was set of them, a name alone as a table with it."""
     tables = {key: given(value) if isinstance(value, BaseModel) else value for key, value in layer.items()}
     alone = (key for key in NAMED if key in tables and not isinstance(tables[key], Mapping))
     tables |= {key: {"name": tables[key]} for key in alone}
@@ -267,18 +267,18 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(old, Mapping) and isinstance(value, Mapping) and not _replaces(old, value):
             merged[key] = _merge(old, value)
         elif key in CLASSES and isinstance(old, Mapping) and isinstance(value, Mapping):
-            merged[key] = {**_shared(old, value["name"], CLASSES[key]), **value}
+            merged[key] = {**_shared(old, value, CLASSES[key]), **value}
         else:
             merged[key] = value
     return merged
 
 
-def _shared(options: Mapping[str, Any], name: Any, find_class: Callable[[Any], Any]) -> dict[str, Any]:
-    """The options that mean the same to the class of another name."""
-    with suppress(UnevenError):  # told when the whole is checked
-        old, new = (find_class(one).Options.model_fields for one in (options["name"], name))
-        same = {key for key in old.keys() & new.keys() if old[key].annotation == new[key].annotation}
-        return {key: value for key, value in options.items() if key in same}
+def _shared(old: Mapping[str, Any], new: Mapping[str, Any], find_class: Callable[[Any], Any]) -> dict[str, Any]:
+    """The old options that mean the same to what the new ones are of."""
+    with suppress(UnevenError, KeyError):  # told when the whole is checked
+        before, now = (find_class(section["name"]).Options.model_fields for section in (old, new))
+        same = {key for key in before.keys() & now.keys() if before[key].annotation == now[key].annotation}
+        return {key: value for key, value in old.items() if key in same}
     return {}
 
 

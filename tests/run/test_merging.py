@@ -30,6 +30,25 @@ def test_another_name_drops_the_old_ones_keys() -> None:
     assert (spec.method.name, spec.method.options, spec.data.partition.kind) == ("heterofl", {}, "iid")
 
 
+def test_another_method_keeps_the_options_that_mean_the_same_to_both() -> None:
+    table = {"method": {"name": "fedrts", "every": 3, "density": 0.1, "gamma": 0.2}}
+    assert layered("method=set", table=table).method.options == {"every": 3, "density": 0.1}
+    assert layered("method=static", table=table).method.options == {"density": 0.1}
+    assert layered("method={name='set', every=4}", table=table).method.options == {"every": 4, "density": 0.1}
+    distilled = {"method": {"name": "fjord", "distillation": True}}  # ScaleFL's is a weight
+    assert layered("method=scalefl", table=distilled).method.options == {}
+    nobody = {"method": {"name": "nobody", "density": 0.1}}
+    assert layered("method=set", table=nobody).method.options == {}
+    with pytest.raises(SpecError, match=r"method\.kind"):
+        layered("method={kind='b'}", table={"method": {"kind": "a"}})
+
+
+def test_a_partition_by_its_kind_alone_takes_options_of_it() -> None:
+    plan = layered("data.partition.limit=9", table={"data": {"partition": "natural"}}).data.partition
+    assert (plan.kind, plan.limit) == ("natural", 9)  # type: ignore[union-attr]
+    assert layered("data.partition=iid", table={"data": {"partition": "natural"}}).data.partition.kind == "iid"
+
+
 def test_a_key_of_another_method_is_refused() -> None:
     with pytest.raises(SpecError, match=r"method.mu = 0.5: no such key"):
         layered("method.mu=0.5", "method.name=heterofl")

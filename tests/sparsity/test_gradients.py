@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.laws.world import supernet
 from tests.sparsity.models import three
 from uneven.data import Examples
+from uneven.data.federation import NOTHING
 from uneven.sparsity.gradients import mean_gradient
 from uneven.submodels import State, Supernet
 from uneven.submodels.masks import masked
@@ -80,3 +81,29 @@ def test_what_is_not_used_has_none() -> None:
     found = mean_gradient(net.prefix(1.0).network().load(net.initial), examples(4, net, 2), 2, cross_entropy)
     assert not found["idle"].any()
     assert found["used.weight"].any()
+
+
+class NextToken(nn.Module):
+    """Of four tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(4, 3), nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x))  # type: ignore[no-any-return]
+
+
+def test_every_target_of_texts_counts_the_same() -> None:
+    """Texts of 4, 1 and no targets in batches of one: the gradient is that of the mean over all five."""
+    torch.manual_seed(0)
+    net = Supernet(NextToken(), torch.tensor([0, 1, 2, 3]))
+    x = torch.tensor([[0, 1, 2, 3], [1, 0, 0, 0], [2, 0, 0, 0]])
+    y = torch.tensor([[1, 2, 3, 0], [3, NOTHING, NOTHING, NOTHING], [NOTHING] * 4])
+    found = mean_gradient(net.prefix(1.0).network().load(net.initial), Examples(x, y), 1, cross_entropy)
+    network = net.prefix(1.0).network().load(net.initial)
+    weights = network.weights()
+    logits, wanted = network(x), y != NOTHING
+    loss = nn.functional.cross_entropy(logits[wanted], y[wanted])
+    for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-8)

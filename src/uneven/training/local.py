@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from uneven.data import Examples
-from uneven.data.federation import NOTHING
 from uneven.submodels.network import Network
-from uneven.training.losses import cross_entropy
+from uneven.training.losses import cross_entropy, targets
 from uneven.training.options import TrainingOptions
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -86,9 +85,8 @@ def mean_loss(network: Network, data: Examples, loss: Loss, options: TrainingOpt
     before, total, count = network.values(), 0.0, 0
     for index in _pieces(torch.arange(len(data)), options.batch_size):
         x, y = data.batch(index)
-        targets = int((y != NOTHING).sum())
-        total += loss(network.observe(x), y).item() * targets
-        count += targets
+        total += loss(network.observe(x), y).item() * targets(y)
+        count += targets(y)
     network.load(before)
     return total / count
 

@@ -22,6 +22,11 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(rows, goals, reduction="sum") / max(len(goals), 1)
 
 
+def targets(y: Tensor) -> int:
+    """How much is to be predicted: the examples, or the positions of texts that have a next token."""
+    return int((y != NOTHING).sum())
+
+
 def of_examples(logits: Tensor, y: Tensor) -> Tensor:
     """The mean over examples of -log p(y | x), a scalar: of a text, the sum over its targets.
 
