@@ -217,7 +217,15 @@ def _bytes_down(assignment: Assignment) -> int:
 def _bytes_up(assignment: Assignment, update: Update) -> int:
     states = [*update.payload.values(), update.answers]
     values = sum(t.numel() * t.element_size() for state in states for t in state.values())
-    chosen = update.submodel.index_bytes if update.submodel is not None else 0
     growth = assignment.growth
     named = sum(growth.nbytes(name) for name in update.candidates) if growth is not None else 0
-    return values + chosen + math.ceil(named)
+    return values + _choice_bytes(assignment, update) + math.ceil(named)
+
+
+def _choice_bytes(assignment: Assignment, update: Update) -> int:
+    """What it takes to say which part the client chose."""
+    exchange, submodel = assignment.exchange, assignment.submodel
+    if exchange is None:
+        return update.submodel.index_bytes if update.submodel is not None else 0
+    held = {name: int(submodel.select(name, mask).sum()) for name, mask in exchange.masks.items()}
+    return math.ceil(math.fsum(exchange.nbytes(name, held[name]) for name in held))

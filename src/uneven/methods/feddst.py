@@ -121,9 +121,8 @@ class FedDST(DynamicMethod):
 
     def exchange(self, t: int, submodel: Submodel) -> Exchange | None:
         """What the holder of a submodel is to exchange; None where that is nothing."""
-        shares = {
-            name: int(submodel.select(name, mask).sum()) / self.links[name] for name, mask in self.mask.items()
-        }
+        links = self.links
+        shares = {name: int(submodel.select(name, mask).sum()) / links[name] for name, mask in self.mask.items()}
         counts = {name: int(round(shares[name] * swap, 9)) for name, swap in self.swaps(t).items()}
         return Exchange(self.mask, counts) if any(counts.values()) else None
 
@@ -140,9 +139,9 @@ class FedDST(DynamicMethod):
             self._held[name] |= update.submodel.holds(name)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
-        masks, draws = {}, self.draws("ties", t)
+        masks, draws, links = {}, self.draws("ties", t), self.links
         for name, mask in self.mask.items():
             given_up = self._had[name] & ~self._held[name]
             size = self.state[name].abs().masked_fill(given_up, -1.0)
-            masks[name] = strongest(size, mask | self._held[name], self.links[name], draws)
+            masks[name] = strongest(size, mask | self._held[name], links[name], draws)
         return masks

@@ -86,7 +86,8 @@ class FedRTS(DynamicMethod):
         return Growth(self.mask, swaps) if self.options.gamma < 1 and any(swaps.values()) else None
 
     def begin(self, t: int) -> None:
-        self._stays = {name: self.links[name] - swap for name, swap in self.swaps(t).items()}
+        links = self.links
+        self._stays = {name: links[name] - swap for name, swap in self.swaps(t).items()}
         self._votes = {name: torch.zeros(mask.shape) for name, mask in self.mask.items()}
         self._weight = {name: torch.zeros(mask.shape) for name, mask in self.mask.items()}
 

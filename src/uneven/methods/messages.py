@@ -56,6 +56,12 @@ class Exchange:
     counts: Mapping[str, int]
     directions: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
+    def nbytes(self, name: str, held: int) -> float:
+        """Bytes that tell what a client of ``held`` links of one tensor gave up and took, at the entropy (an
+        estimate)."""
+        mask, count = self.masks[name], self.counts[name]
+        return subset_bytes(held, count) + subset_bytes(int((~mask).sum()), count)
+
 
 @dataclass(frozen=True)
 class Candidates:

@@ -68,8 +68,9 @@ class PruneFL(GradientGrowth):
         swaps, draws = self.swaps(t), self.draws("ties", t)
         if not any(swaps.values()):
             return self.mask
+        links = self.links
         stay = {
-            name: strongest(self.state[name].abs(), mask, max(1, self.links[name] - swaps[name]), draws)
+            name: strongest(self.state[name].abs(), mask, max(1, links[name] - swaps[name]), draws)
             for name, mask in self.mask.items()
         }
         squares = torch.cat([g.reshape(-1) for g in self.gradient.values()]).double().square()

@@ -19,7 +19,7 @@ def mean_gradient(network: Network, data: Examples, batch: int, loss: Loss) -> S
     """
     network.eval()
     weights = network.weights()
-    total, every = {name: torch.zeros_like(weight) for name, weight in weights.items()}, targets(data.y)
+    total, every = {name: torch.zeros_like(weight) for name, weight in weights.items()}, max(targets(data.y), 1)
     for index in torch.arange(len(data)).split(batch):  # type: ignore[no-untyped-call]
         x, y = data.batch(index)
         found = torch.autograd.grad(loss(network(x), y), list(weights.values()), allow_unused=True)
