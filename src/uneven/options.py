@@ -12,4 +12,6 @@ Many = Annotated[tuple[T, ...], Field(strict=False)]
 class Options(BaseModel):
     """One table of a spec. Every field has a description; the command line shows them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )

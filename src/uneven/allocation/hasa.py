@@ -18,14 +18,14 @@ class HasaOptions(BudgetOptions):
     counts: Kind | None = None
     """What is counted of a client's training split: ``tokens``, ``labels``, or ``inputs``, the pixel values of
     images in 16 bins a channel. Default: tokens of texts, else labels."""
-    alpha: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    alpha: float = Field(default=1.0, ge=0)
     """Added to every count."""
     score: Literal["js", "debiased"] = "js"
     """The divergence; or less what as many counts drawn from the pool would have on average, since small clients
     diverge by chance."""
     draws: int = Field(default=20, ge=1)
     """Draws from the pool, for the mean score of its own distribution."""
-    noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    noise: float | None = Field(default=None, gt=0)
     """ε: Laplace noise on every count of a client, of scale (most counts of one example) / ε, so that all that it
     sends but its size is ε-differentially private by example. Default: none."""
 

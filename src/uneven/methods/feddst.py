@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from uneven.data import Examples
-from uneven.methods.base import Assignment, Choice, ClientCard, Exchange, Update
+from uneven.methods.base import Assignment, Choice, ClientCard, Context, Exchange, Update
 from uneven.methods.topology import DynamicMethod, DynamicOptions, SparseClient
 from uneven.rng import generator
 from uneven.sparsity import strongest
@@ -100,16 +100,20 @@ class FedDST(DynamicMethod):
     Rule: in a round that ends with an adjustment a client trains for a share of its steps (``before``), drops in
     each layer the swap_l links of the lowest |w|, grows the swap_l places without a link where |g| is largest, at
     weight 0, and trains on; it uploads weights and mask. The server averages each weight over the clients that
-    hold it, and keeps the K_l of the largest |x| in each layer. In other rounds all clients hold the topology.
+    hold it (over all, by rule ``fill``), and keeps the K_l of the largest |x| in each layer. In other rounds all
+    clients hold the topology.
 
     Deviations: g is the gradient on all local data, before the drop, with norms as in evaluation. The optimizer
     starts afresh after the exchange, so that it remembers nothing of what was dropped. A link that all who had it
     dropped goes before any other. A client that holds a share of the links exchanges that share of swap_l, for
-    places where the topology has no link.
+    places where the topology has no link. With a single local step nothing is left to train what was grown.
     """
 
     Options = FedDSTOptions
     Client = FedDSTClient
+
+    def alike(self, context: Context) -> bool:
+        return False  # each grows links of its own
 
     def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
         assignment, exchange = super().assignment(t, client, submodel), None
@@ -131,12 +135,11 @@ class FedDST(DynamicMethod):
 
     def observe(self, assignment: Assignment, update: Update) -> None:
         """Which links clients had, and which they hold now."""
-        if assignment.exchange is None or not isinstance(update.submodel, MaskSubmodel):
-            return
-        assert isinstance(assignment.submodel, MaskSubmodel)
+        had, held = assignment.submodel, assignment.trained(update)
+        assert isinstance(had, MaskSubmodel) and isinstance(held, MaskSubmodel)  # noqa: PT018
         for name in self.mask:
-            self._had[name] |= assignment.submodel.holds(name)
-            self._held[name] |= update.submodel.holds(name)
+            self._had[name] |= had.holds(name)
+            self._held[name] |= held.holds(name)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
         masks, draws, links = {}, self.draws("ties", t), self.links

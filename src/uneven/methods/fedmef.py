@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar, Literal
 
@@ -12,13 +13,13 @@ from torch import Tensor
 
 from uneven.data import Examples
 from uneven.errors import MethodError
-from uneven.methods.base import Assignment, Context
+from uneven.methods.base import Assignment, ClientCard, Context
 from uneven.methods.fedtiny import FedTiny, FedTinyOptions
 from uneven.methods.topology import SparseClient
 from uneven.rng import generator
 from uneven.sparsity import strongest
 from uneven.sparsity.activations import SparseActivations
-from uneven.submodels import MaskSubmodel, Network
+from uneven.submodels import MaskSubmodel, Network, Submodel
 from uneven.training import Correction, Objective, Report
 
 
@@ -27,8 +28,9 @@ class FedMefOptions(FedTinyOptions):
 
     candidates: int | None = Field(default=1, ge=1)
     """As FedTiny's. Default 1: the paper does not choose among topologies."""
-    extrusion: float = Field(default=1.0, ge=0)
-    """lambda, the weight of the penalty on the links that are about to be dropped; 0: no extrusion."""
+    extrusion: float | None = Field(default=None, ge=0)
+    """lambda, the weight of the penalty on the links that are about to be dropped; 0: no extrusion. Default 1,
+    and 0 at density 1, where nothing is dropped."""
     ramp: Literal["linear", "constant"] | None = None
     """How lambda rises over a round's steps: from 0 to its full value, or not at all. Default ``linear``."""
     extrusion_rounds: int | None = Field(default=None, ge=1)
@@ -67,17 +69,13 @@ class FedMefClient(SparseClient):
 
     def low(self, network: Network, assignment: Assignment) -> dict[str, Tensor]:
         """Where the links are that the next adjustment would drop as things are; empty where none is near."""
-        t, options, given = assignment.round, self.options, assignment.submodel
-        due = next((r for r in range(t, t + (options.extrusion_rounds or 0)) if options.due(r)), None)
-        if due is None:
-            return {}
+        draws, weights = generator(self.seed, "extrusion", assignment.round), network.weights()
+        given = assignment.submodel
         assert isinstance(given, MaskSubmodel)  # the server has no others
-        draws, low = generator(self.seed, "extrusion", t), {}
-        for name in self.supernet.maskable:
-            held, weight = given.holds(name), network.weights()[name].detach()
-            swap = options.schedule.swap(due, int(held.sum()), held.numel())
-            low[name] = strongest(-weight.abs(), held, swap, draws)
-        return low
+        return {
+            name: strongest(-weights[name].detach().abs(), given.holds(name), count, draws)
+            for name, count in assignment.going.items()
+        }
 
     def extrude(self, low: Mapping[str, Tensor], steps: int) -> Correction:
         """Adds the gradient of (lambda / 2) sum w^2 over those links, in each of so many steps."""
@@ -125,6 +123,10 @@ class FedMef(FedTiny):
                     "method.sparse_layers: what they store is not pruned; use [], or activation_density = 1"
                 )
             options = options.model_copy(update={"sparse_layers": ()})
+        if options.density == 1 and options.extrusion:
+            raise MethodError(f"method.extrusion = {options.extrusion:g}: has no effect at density 1")
+        if options.extrusion is None:
+            options = options.model_copy(update={"extrusion": 1.0 if options.density < 1 else 0.0})
         names = ("ramp", "extrusion_rounds")
         if options.extrusion == 0:
             for name in names:
@@ -136,3 +138,15 @@ class FedMef(FedTiny):
         defaults = {"ramp": "linear", "extrusion_rounds": 1}
         given = {name: getattr(options, name) or defaults[name] for name in names}
         return super().resolve(context, options.model_copy(update=given))
+
+    def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
+        return replace(super().assignment(t, client, submodel), going=self.going(t, submodel))
+
+    def going(self, t: int, submodel: Submodel) -> dict[str, int]:
+        """How many of its smallest links a client is to press; what it does not hold is smaller and goes first."""
+        due = next((r for r in range(t, t + (self.options.extrusion_rounds or 0)) if self.options.due(r)), None)
+        if due is None:
+            return {}
+        assert isinstance(submodel, MaskSubmodel)  # there are no others
+        gone = {name: int((mask & ~submodel.holds(name)).sum()) for name, mask in self.mask.items()}
+        return {name: max(swap - gone[name], 0) for name, swap in self.swaps(due).items()}

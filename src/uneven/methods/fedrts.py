@@ -27,7 +27,7 @@ class FedRTSOptions(DynamicOptions):
     decision: Literal["thompson", "mean", "momentum"] = "thompson"
     """Links are chosen by draws of the posterior, by its mean, or by a momentum average of the outcomes (the
     paper's ablation)."""
-    strength: float | None = Field(default=None, gt=0)
+    strength: float | None = Field(default=None, gt=0, le=1e6)
     """lambda, what one outcome weighs in the posterior. Default 10."""
     forget: float | None = Field(default=None, gt=0, le=1)
     """What is left of the posterior's evidence at each update. Default 1, all."""
@@ -55,7 +55,8 @@ class FedRTS(DynamicMethod):
     Deviations: the paper's text leaves open when links are observed (``evidence``), whether evidence fades
     (``forget``) and the momentum of its ablation. After T_end nothing is observed; a layer with swap 0 is not
     drawn again. Of a client that holds a share of the links, the same share of kappa counts, and p_n is taken over
-    the clients that hold a link. Ties go by a seeded draw.
+    the clients that hold a link; of one that no client of the round holds, X = X_agg. G is taken with norms as in
+    evaluation. Ties go by a seeded draw.
     """
 
     Options = FedRTSOptions
@@ -116,7 +117,7 @@ class FedRTS(DynamicMethod):
         return t <= self.options.end and (options.evidence == "every_round" or options.due(t))
 
     def adjust(self, t: int) -> None:
-        if self._observes(t):
+        if self._observes(t) and any(weight.any() for weight in self._weight.values()):
             self._learn(t)
         super().adjust(t)
 
@@ -125,11 +126,11 @@ class FedRTS(DynamicMethod):
         gamma, draws = self.options.gamma, self.draws("aggregate", t)
         for name, mask in self.mask.items():
             best = strongest(self.state[name].abs(), mask, self._stays[name], draws)
-            aggregate = torch.where(mask, best.float(), 0.5)
-            seen = self._weight[name] > 0
-            own = self._votes[name] / self._weight[name].clamp(min=1)
+            aggregate, weight = torch.where(mask, best.float(), 0.5), self._weight[name]
+            own = torch.where(weight > 0, self._votes[name] / weight.clamp(min=1), aggregate)
+            seen = mask | (weight > 0)
             if gamma == 1 and self.options.due(t):
-                seen = seen | ~mask  # nobody is asked about places without a link: all of them get 1/2
+                seen = torch.ones_like(mask)  # nobody is asked about places without a link: all of them get 1/2
             self.belief.update(name, gamma * aggregate + (1 - gamma) * own, seen)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:

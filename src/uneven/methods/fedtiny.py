@@ -56,7 +56,8 @@ class FedTiny(GradientGrowth):
 
     Deviations: all layers are adjusted at once (the paper goes block by block, from the output, to save memory).
     Candidates are drawn at the start of the run: as many links in all, in each layer times a factor drawn from
-    [1/2, 3/2], the first with the configured K_l; the first round trains the first of them. The paper prunes a
+    [1/2, 3/2], the first with the configured K_l; the first round trains the first of them, and links that come
+    with the choice start at their initial values. g_n is taken with norms as in evaluation. The paper prunes a
     pretrained model; here weights are as the model starts.
     """
 

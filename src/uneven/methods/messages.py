@@ -83,7 +83,8 @@ class Assignment:
     the links that a topology lacks. ``exchange``: links that the client is to exchange itself; its ``choice`` is
     then what it may have in all. ``asks``: vectors that the client sends beside all that, name -> length.
     ``index_bytes``: what it takes to say which coordinates these are, where the client knows most of it already.
-    ``asks_loss``: the client is to tell the loss that it starts from.
+    ``asks_loss``: the client is to tell the loss that it starts from. ``going``: how many of its smallest links of
+    each tensor are about to be dropped.
     """
 
     round: int
@@ -97,6 +98,7 @@ class Assignment:
     asks: Mapping[str, int] = field(default_factory=dict)
     index_bytes: int | None = None
     asks_loss: bool = False
+    going: Mapping[str, int] = field(default_factory=dict)
 
     def gathered(self) -> Assignment:
         """The assignment as the client gets it; made when it is sent, so that a cohort costs one at a time."""

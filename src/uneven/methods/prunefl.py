@@ -42,7 +42,8 @@ class PruneFL(GradientGrowth):
     Deviations: c_l is from a model of the device, not measured on it: the multiply-accumulates of one example that
     a link takes part in. T_const is a choice of ours (the paper measures it), and so is that a layer without free
     places stays as it is. With ``fixed`` as many are added as make up the number of links before. The clients'
-    gradient is the one after training, not the sum of those in it.
+    gradient is the one after training, with norms as in evaluation, not the sum of those in it. Where the number
+    of links changes, ``bytes.reference`` of a result stays that of the configured density.
     """
 
     Options = PruneFLOptions

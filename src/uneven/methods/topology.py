@@ -158,9 +158,15 @@ class SparseMethod(Method):
                 "method.layers = 'global': compares |x| over the whole model, so method.initial = 'random' has no "
                 "effect with it; use 'magnitude' or 'snip'"
             )
+        if context.server.rule == "fill" and self.alike(context):
+            raise MethodError("server.rule = 'fill': has no effect, all clients of a round hold the same links")
         if options.initial == "snip" and options.density == 1:
             raise MethodError("method.initial = 'snip': has no effect at density 1, where every place has a link")
         return options
+
+    def alike(self, context: Context) -> bool:
+        """Whether all clients of a round send the same links."""
+        return len({client.size for client in context.clients}) == 1
 
     def _sparse_layers(self) -> tuple[str, ...]:
         given = self.options.sparse_layers
@@ -354,7 +360,7 @@ class DynamicMethod(SparseMethod):
         options = super().resolve(context, options)
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
         first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
-        last = end - 1 if options.decay == "cosine" else end
+        last = min(end - 1 if options.decay == "cosine" else end, context.rounds)
         if last < first and (options.density < 1 or options.end):
             given = f"method.end = {end}" if options.end else f"rounds = {context.rounds}, so T_end = {end}"
             raise MethodError(
@@ -362,6 +368,14 @@ class DynamicMethod(SparseMethod):
                 f"first adjustment, after round {first}; use a smaller method.every"
             )
         return options.model_copy(update={"end": end})
+
+    def __init__(self, context: Context, options: Any) -> None:
+        super().__init__(context, options)
+        if self.options.density < 1 and not any(self.swaps(self.options.every).values()):
+            raise MethodError(
+                f"method.change = {self.options.change:g}: of {max(self.links.values()):,} links, the most that a "
+                "layer has, it exchanges none; use a larger share"
+            )
 
     def swaps(self, t: int) -> dict[str, int]:
         """How many links of each layer are exchanged after round t."""

@@ -64,7 +64,8 @@ class Snip:
     """The links of the largest |g x| at the initial weights, g the gradient of the whole network.
 
     Connection sensitivity of Lee et al. 2019, SNIP (arXiv 1810.02340), equation 4, here of all data of the clients
-    of the first round. Norms that keep running statistics use those of the client's (first) examples.
+    of the first round: they tell g_n x, and the server takes |sum p_n g_n x|. Norms that keep running statistics
+    use those of the client's (first) examples.
     """
 
     told = None
@@ -75,7 +76,7 @@ class Snip:
         self.asks = {f"snip/{name}": supernet.initial[name].numel() for name in supernet.maskable}
 
     def answers(self, data: Examples, training: TrainingOptions, loss: Loss) -> tuple[State, int]:
-        """|g x| of every place, flat."""
+        """g x of every place, flat."""
         initial = self._supernet.initial
         network = self._supernet.prefix(1.0).network().load(initial)
         extra = 0
@@ -84,12 +85,12 @@ class Snip:
             network.observe(data.batch(piece)[0])
             extra = math.ceil(len(piece) / 3)  # a forward pass is a third of one forward and back
         gradient = mean_gradient(network, data, training.batch_size, loss)
-        scores = {n: (gradient[n] * initial[n]).abs().reshape(-1) for n in self._supernet.maskable}
-        return {f"snip/{name}": score for name, score in scores.items()}, len(data) + extra
+        told = {f"snip/{n}": (gradient[n] * initial[n]).reshape(-1) for n in self._supernet.maskable}
+        return told, len(data) + extra
 
     def mask(self, answers: State) -> Mask:
         return self._choose(
-            {n: answers[f"snip/{n}"].view_as(self._supernet.initial[n]) for n in self._supernet.maskable}
+            {n: answers[f"snip/{n}"].abs().view_as(self._supernet.initial[n]) for n in self._supernet.maskable}
         )
 
 
