@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.methods.test_fedrts import HALF, NAMED, NET, answered, made
+from tests.methods.sparse import MEAN, NAMED, NET, answers, made
 from tests.run.test_result import sections
 from uneven.data import ClientData, Examples, Federation, Info
 from uneven.diagnostics.topology import Topology, Votes
@@ -42,7 +42,7 @@ def experiment(name: str, **changes: Any) -> Experiment:
     return Experiment(parse(of(name, **changes)), loaded())
 
 
-# One layer of 6 links and 4 free places, 2 clients of 1 and 3 examples; see the tests of FedRTS.
+# One layer of 6 links and 4 free places, 2 clients of 1 and 3 examples; see the tests of methods.
 
 
 def federation() -> Federation:
@@ -58,15 +58,13 @@ def followed(
     method: FedRTS, topology: Topology, t: int, named: tuple[list[int], list[int]] = NAMED
 ) -> Line | None:
     """A round of FedRTS by hand, and what is measured of it."""
-    values, examples = ([6.0, 5.0, 4.0, -3.0, 2.0, 1.0], [-1.0, -2.0, 4.0, 5.0, 6.5, -8.0]), (1, 3)
-    plan = sorted(method.plan(t, method.context.clients), key=lambda a: a.client)
-    results = [(a, answered(a, values[a.client], named[a.client], examples[a.client])) for a in plan]
+    results = answers(method, t, named)
     for assignment, update in results:
         topology.heard(assignment, update)
     method.merge(t, results)
     topology.merged(t)
     method.adjust(t)
-    trained: list[tuple[Assignment, Submodel]] = [(a, a.submodel) for a in plan]
+    trained: list[tuple[Assignment, Submodel]] = [(a, a.submodel) for a, _ in results]
     return topology.after(t, trained, measured=True)
 
 
@@ -78,16 +76,17 @@ def by_formula(data: Examples, weight: torch.Tensor) -> torch.Tensor:
 
 def test_one_adjustment_by_hand() -> None:
     """By the mean of the belief links 1 and 3 go, and 7 and 9 come. The merged weights: 2.5, 1.5, 4, 1, 4.25 and
-    -3.5, so the smallest go. Named are 6 and 7, and 7 and 9."""
-    method = made(decision="mean", evidence="adjust")
+    -3.5, so the smallest go. Named are 6 and 7, and 7 and 9. X is worked out in the tests of FedRTS."""
+    method = made("fedrts", decision="mean", evidence="adjust")
     topology = Topology(None, method, federation())
     line = followed(method, topology, 2)
     assert line is not None
-    weight = torch.tensor([2.5, 1.5, 4.0, 1.0, 4.25, -3.5, 0.0, 0.0, 0.0, 0.0]).view(2, 5)
+    weight = torch.tensor(MEAN + [0.0] * 4).view(2, 5)
     both = torch.cat([client.train.x for client in federation().clients])
     y = torch.cat([client.train.y for client in federation().clients])
     largest = by_formula(Examples(both, y), weight).flatten()[6:].abs().topk(2).indices + 6
-    half = {i: (1 + 10 * x) / 12 for i, x in enumerate(HALF)}
+    x = [0.625, 0.125, 1.0, 0.5, 0.875, 0.875, 0.375, 0.75, 0.25, 0.625]
+    half = {i: (1 + 10 * value) / 12 for i, value in enumerate(x)}
     links, free = ([half[i] for i in places] for places in ((0, 2, 4, 5, 7, 9), (1, 3, 6, 8)))
     assert line == {
         "dropped": 2 / 6,
@@ -124,7 +123,7 @@ def quantiles(values: list[float]) -> Any:
 
 def test_grown_links_are_followed_to_the_next_adjustment() -> None:
     """7 and 9 came; fixed draws keep 9 alone. A round between is no adjustment."""
-    method = made(decision="mean", evidence="adjust")
+    method = made("fedrts", decision="mean", evidence="adjust")
     topology = Topology(None, method, federation())
     followed(method, topology, 2)
     assert topology.grown["weight"].flatten().nonzero().flatten().tolist() == [7, 9]
@@ -141,7 +140,7 @@ def test_grown_links_are_followed_to_the_next_adjustment() -> None:
 
 def test_drops_that_are_not_the_smallest() -> None:
     """Links 4 and 3 go, of weights 4.25 and 1; 1 and 3 are the smallest."""
-    method = made()
+    method = made("fedrts")
     xi = torch.tensor([0.9, 0.8, 0.7, 0.1, 0.2, 0.6, 0.95, 0.3, 0.3, 0.96]).view(2, 5)
     method.belief.score = lambda name, seed: xi  # type: ignore[method-assign]
     line = followed(method, Topology(None, method, federation()), 2)
@@ -151,7 +150,7 @@ def test_drops_that_are_not_the_smallest() -> None:
 
 def test_the_gradient_is_that_of_the_first_examples() -> None:
     """With one example of each client; its mean counts each once."""
-    method = made(decision="mean", evidence="adjust")
+    method = made("fedrts", decision="mean", evidence="adjust")
     line = followed(method, Topology(1, method, federation()), 2)
     assert line is not None
     assert line["macs"] == 3 * 10 * 2

@@ -22,6 +22,8 @@ EXAMPLES = (1, 3)
 # What the clients have at the links after training, and the mean of the two.
 ONE, OTHER = [6.0, 5.0, 4.0, -3.0, 2.0, 1.0], [-1.0, -2.0, 4.0, 5.0, 6.5, -8.0]
 MEAN = [2.5, 1.5, 4.0, 1.0, 4.25, -3.5]
+NAMED = ([6, 7], [7, 9])
+"""The free places that each would have."""
 
 
 def made(name: str, sizes: Sequence[int] = (10, 10), seed: int = 3, rounds: int = 10, **options: Any) -> Any:
@@ -40,11 +42,14 @@ def made(name: str, sizes: Sequence[int] = (10, 10), seed: int = 3, rounds: int 
 def update(
     assignment: Assignment,
     values: Sequence[float],
-    found: tuple[Sequence[int], Sequence[float]] | None = None,
+    found: tuple[Sequence[int], Sequence[float] | None] | None = None,
     answers: Mapping[str, Tensor] | None = None,
 ) -> Update:
-    """What a client sends: its values at the links, and the gradients that it found at some places."""
-    candidates = {} if found is None else {"weight": Candidates(torch.tensor(found[0]), torch.tensor(found[1]))}
+    """What a client sends: its values at the links, and places that it names, with gradients or without."""
+    candidates = {}
+    if found is not None:
+        named, slopes = found
+        candidates["weight"] = Candidates(torch.tensor(named), None if slopes is None else torch.tensor(slopes))
     n = EXAMPLES[assignment.client]
     payload = {"model": {"weight": torch.tensor(values)}}
     return Update(
@@ -55,6 +60,16 @@ def update(
 def plan(method: SparseMethod, t: int) -> list[Assignment]:
     """The assignments of round t, by client."""
     return sorted(method.plan(t, method.context.clients), key=lambda assignment: assignment.client)
+
+
+def answers(
+    method: SparseMethod, t: int, named: Sequence[Sequence[int]] = NAMED
+) -> list[tuple[Assignment, Update]]:
+    """What both send in round t: `ONE` and `OTHER`, and where they are asked the places that they name."""
+    return [
+        (a, update(a, (ONE, OTHER)[a.client], None if a.growth is None else (named[a.client], None)))
+        for a in plan(method, t)
+    ]
 
 
 def places(method: SparseMethod) -> set[int]:

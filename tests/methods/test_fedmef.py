@@ -15,12 +15,14 @@ from torch import nn
 
 from tests.laws.world import supernet
 from tests.methods.sparse import LINKS, client, data, gradient, made, places, plan, update
+from tests.sparsity.models import three
 from uneven.engines import inspect
 from uneven.errors import MethodError
+from uneven.methods import Assignment, ClientCard, Context
 from uneven.methods.fedmef import FedMef
 from uneven.sparsity import activations
 from uneven.sparsity.activations import SparseActivations, bits, from_bits, largest, scattered
-from uneven.submodels import State, Supernet
+from uneven.submodels import Network, State, Supernet
 from uneven.training import TrainingOptions
 
 THREE_STEPS = TrainingOptions(lr=0.1, batch_size=10, steps=3, schedule="constant")
@@ -68,23 +70,79 @@ def test_the_links_to_be_dropped_are_pressed(t: int, options: dict[str, object],
 
 
 def test_what_is_pressed_is_what_would_go() -> None:
-    """Were the server to adjust as things are: the links that `low` names. A client of capacity 1/2 presses its
-    share, 1 of 3, and all of one size the same."""
-    method: FedMef = made("fedmef", sizes=(10, 5))
+    """Were the server to adjust as things are: links 1 and 4. A client without 4 presses what is left."""
+    method: FedMef = made("fedmef", sizes=(10, 9))
     method.state = {"weight": START}
-    for assignment, low in zip(plan(method, 2), ({1, 4}, {3}), strict=True):
-        half = client(method, THREE_STEPS)
-        network = assignment.submodel.network().load(assignment.gathered().payload["model"])
-        pressed = half.low(network, assignment)["weight"]
-        assert set(pressed.flatten().nonzero().flatten().tolist()) == low
     one, other = plan(method, 2)
-    found = (list(range(6, 8)), [1.0, 2.0])
+    assert [pressed(method, assignment) for assignment in (one, other)] == [{1, 4}, {1}]
+    found = ([6, 7], [1.0, 2.0])
     held = START[other.submodel.masks["weight"]]  # type: ignore[attr-defined]
     method.merge(
         2, [(one, update(one, START[LINKS].tolist(), found)), (other, update(other, held.tolist(), found))]
     )
     method.adjust(2)
     assert places(method) == {0, 2, 3, 5, 6, 7}
+
+
+def pressed(method: FedMef, assignment: Assignment) -> set[int]:
+    low = client(method, THREE_STEPS).low(*_network(assignment))
+    return set(low["weight"].flatten().nonzero().flatten().tolist()) if low else set()
+
+
+@pytest.mark.parametrize(
+    ("size", "change", "links"),
+    [
+        (9, 1 / 3, {1}),  # 5 of 6 links: it lacks 4; 2 - 1
+        (8, 1 / 3, set()),  # 4 links: it lacks 1 and 4, the 2 that go
+        (8, 1 / 2, {5}),  # 3 go: 5 too
+        (5, 2 / 3, {3}),  # 3 links: it lacks 1, 4 and 5; 4 - 3
+        (5, 1 / 3, set()),  # 2 < 3
+    ],
+)
+def test_what_a_smaller_client_lacks_goes_first(size: int, change: float, links: set[int]) -> None:
+    """Of m links that it does not hold, all smaller than its own, it presses max(0, swap - m)."""
+    method: FedMef = made("fedmef", sizes=(10, size), change=change)
+    method.state = {"weight": START}
+    assert pressed(method, plan(method, 2)[1]) == links
+
+
+def test_a_smaller_client_presses_for_the_adjustment_to_come() -> None:
+    """2/3 of 6 links by the cosine to 6: after round 2 3/4 of 4 go, after round 4 1/4, and after round 6 none. A
+    client that lacks the link 4 presses one less. After T_end nobody presses."""
+    method: FedMef = made("fedmef", sizes=(10, 9), change=2 / 3, decay="cosine", extrusion_rounds=2)
+    method.state = {"weight": START}
+    found = {t: [pressed(method, assignment) for assignment in plan(method, t)] for t in range(1, 8)}
+    first, second, none = [{1, 4, 5}, {1, 5}], [{4}, set()], [set(), set()]
+    assert found == {1: first, 2: first, 3: second, 4: second, 5: none, 6: none, 7: none}
+
+
+def test_a_smaller_clients_steps_by_hand() -> None:
+    """In the round before the one that ends with an adjustment, too: w <- w - .1 (g + w at link 1)."""
+    method: FedMef = made("fedmef", sizes=(10, 9), activation_density=1.0, ramp="constant", extrusion_rounds=2)
+    method.state = {"weight": START}
+    weight, low = START.clone(), torch.tensor([[0.0, 1, 0, 0, 0], [0] * 5])
+    weight[0, 4] = 0  # it does not hold it
+    held = weight != 0
+    for _ in range(3):
+        weight = weight - 0.1 * (gradient(weight, data()) * held + low * weight)
+    found, _ = client(method, THREE_STEPS).train(plan(method, 1)[1].gathered(), data(), {})
+    torch.testing.assert_close(found.payload["model"]["weight"], weight[held], rtol=1e-4, atol=1e-6)
+
+
+def test_nothing_is_pressed_in_a_layer_that_never_swaps() -> None:
+    """88 links: 55 of 200, 25 of 40, and all 8 of the last, where there is no free place. Of the first two .4, 22
+    and 10, go. A client of three quarters lacks 14, 6 and 2."""
+    cards = [ClientCard(n, 1, torch.ones(2), size / 250, 1.0, size) for n, size in enumerate((250, 188))]
+    options = FedMef.Options(density=90 / 250, every=1, end=5, decay="constant")
+    method = FedMef(Context(three(), cards, 9, 0), options)
+    assert method.links == {"0.weight": 55, "2.weight": 25, "4.weight": 8}
+    whole, part = plan(method, 1)
+    assert whole.going == {"0.weight": 22, "2.weight": 10, "4.weight": 0}
+    assert part.going == {"0.weight": 8, "2.weight": 4, "4.weight": 0}
+    for assignment in (whole, part):
+        network = assignment.submodel.network().load(assignment.gathered().payload["model"])
+        low = FedMef.Client(method.supernet, THREE_STEPS, method.options, 9, 0).low(network, assignment)
+        assert {name: int(links.sum()) for name, links in low.items()} == assignment.going
 
 
 def test_ties_are_the_same_for_all_clients() -> None:
@@ -95,7 +153,7 @@ def test_ties_are_the_same_for_all_clients() -> None:
     assert int(one["weight"].sum()) == 2
 
 
-def _network(assignment):  # type: ignore[no-untyped-def]
+def _network(assignment: Assignment) -> tuple[Network, Assignment]:
     return assignment.submodel.network().load(assignment.gathered().payload["model"]), assignment
 
 
@@ -215,3 +273,6 @@ def test_options() -> None:
         made("fedmef", extrusion=0.0, ramp="linear")
     with pytest.raises(MethodError, match="extrusion_rounds = 2: has no effect with extrusion 0"):
         made("fedmef", extrusion=0.0, extrusion_rounds=2)
+    with pytest.raises(MethodError, match="extrusion = 5: has no effect at density 1"):
+        made("fedmef", density=1.0, extrusion=5.0)
+    assert made("fedmef", density=0.6).options.extrusion == 1

@@ -8,25 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from tests.methods import sparse
+from tests.methods.sparse import LINKS, MEAN, NAMED, NET, ONE, OTHER, answers, places, plan, update, weights
 from tests.sparsity.models import three
 from uneven.errors import MethodError
-from uneven.methods import Assignment, ClientCard, Context, Update
+from uneven.methods import ClientCard, Context, Update
 from uneven.methods.base import Candidates
 from uneven.methods.fedrts import FedRTS
 from uneven.rng import subseed
-from uneven.submodels import Supernet
-from uneven.submodels.masks import masked
 
-NET = Supernet(nn.Linear(5, 2, bias=False), torch.zeros(5))
-LINKS = torch.tensor([True] * 6 + [False] * 4)
 SEED = 3
-
-# What the clients, of 1 and 3 examples, have at the links after training, and the places that they name.
-ONE, OTHER = [6.0, 5.0, 4.0, -3.0, 2.0, 1.0], [-1.0, -2.0, 4.0, 5.0, 6.5, -8.0]
-NAMED = ([6, 7], [7, 9])
-MEAN = [2.5, 1.5, 4.0, 1.0, 4.25, -3.5]
 
 # With swap = 2, so kappa = 4: is it among the 4 largest of the mean; for which share of the clients among theirs?
 AGGREGATE = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
@@ -34,29 +27,17 @@ OWN = [0.25, 0.25, 1.0, 1.0, 0.75, 0.75, 0.25, 1.0, 0.0, 0.75]
 HALF = [0.625, 0.125, 1.0, 0.5, 0.875, 0.875, 0.375, 0.75, 0.25, 0.625]
 
 
-def made(rounds: int = 10, **options: Any) -> FedRTS:
-    """An adjustment is due after every second round up to round 6, of a third of the links, 2."""
-    cards = [ClientCard(n, examples, torch.ones(2), 1.0, 1.0, 10) for n, examples in enumerate((1, 3))]
-    defaults = {"density": 0.6, "every": 2, "change": 1 / 3, "decay": "constant", "end": 6}
-    method = FedRTS(Context(NET, cards, rounds, SEED), FedRTS.Options(**(defaults | options)))
-    method.change_to({"weight": LINKS.view(2, 5)})
+def made(**options: Any) -> FedRTS:
+    method: FedRTS = sparse.made("fedrts", **options)
     return method
-
-
-def answered(assignment: Assignment, values: Sequence[float], named: Sequence[int], examples: int) -> Update:
-    asked = assignment.growth is not None
-    found = {"weight": Candidates(torch.tensor(named))} if asked else {}
-    payload = {"model": {"weight": torch.tensor(values)}}
-    return Update(assignment.round, assignment.client, payload, examples, examples, 1.0, candidates=found)
 
 
 def round_(
     method: FedRTS, t: int, clients: Sequence[int] = (0, 1), named: Sequence[Sequence[int]] = NAMED
 ) -> None:
     """A round in which these clients' updates are accepted."""
-    plan = {a.client: a for a in method.plan(t, method.context.clients)}
-    values, examples = (ONE, OTHER), (1, 3)
-    method.merge(t, [(plan[n], answered(plan[n], values[n], named[n], examples[n])) for n in clients])
+    pairs = answers(method, t, named)
+    method.merge(t, [pairs[n] for n in clients])
     method.adjust(t)
 
 
@@ -66,15 +47,6 @@ def alpha(method: FedRTS) -> list[float]:
 
 def beta(method: FedRTS) -> list[float]:
     return method.belief.tables["beta"]["weight"].flatten().tolist()
-
-
-def places(method: FedRTS) -> set[int]:
-    """Where links are."""
-    return set(method.mask["weight"].flatten().nonzero().flatten().tolist())
-
-
-def weights(method: FedRTS) -> list[float]:
-    return method.state["weight"].flatten().tolist()
 
 
 @pytest.mark.parametrize(
@@ -247,28 +219,37 @@ def test_momentum_of_clients_outcomes() -> None:
 def test_a_client_that_holds_half_of_the_links() -> None:
     """It holds 0, 1 and 2: of kappa = 4 its share is 2. p_n is taken over those that hold a link: 1/4 and 3/4 of
     links 0 to 2, where it has 1, 1, 0 and the other 0, 0, 1; of links 3 to 5 only the other tells."""
-    method = made(gamma=0.0)
-    part = masked(NET, {"weight": torch.tensor([True] * 3 + [False] * 7).view(2, 5)})
-    plan = method.plan(1, method.context.clients)
-    own = Assignment(1, 0, part, plan[0].payload)
-    results = [
-        (own, answered(own, ONE[:3], [], 1)),
-        (next(a for a in plan if a.client == 1), answered(plan[1], OTHER, [], 3)),
-    ]
-    method.merge(1, results)
+    method = made(gamma=0.0, sizes=(5, 10))
+    method.state = {"weight": torch.arange(10, 0, -1).view(2, 5) * LINKS.float()}
+    part, whole = plan(method, 1)
+    method.merge(1, [(part, update(part, ONE[:3])), (whole, update(whole, OTHER))])
     method.adjust(1)
     assert alpha(method) == pytest.approx([3.5, 3.5, 8.5, 11, 11, 11, 1, 1, 1, 1])
     assert beta(method) == pytest.approx([8.5, 8.5, 3.5, 1, 1, 1, 1, 1, 1, 1])
 
 
-def test_links_that_no_client_held_are_not_observed() -> None:
-    method = made()
-    part = masked(NET, {"weight": torch.tensor([True] * 3 + [False] * 7).view(2, 5)})
-    own = Assignment(1, 0, part, method.payload(1, method.context.clients[0]))
-    method.merge(1, [(own, answered(own, ONE[:3], [], 1))])
+@pytest.mark.parametrize(("gamma", "x"), [(0.0, [1, 1, 0, 1, 0, 0]), (0.5, [1, 1, 0.5, 1, 0, 0])])
+def test_a_link_that_no_client_held_is_judged_by_the_aggregate_alone(gamma: float, x: list[float]) -> None:
+    """The only client holds 0, 1 and 2, and brings them from 9, 8 and 7.5 to 6, 5 and 4; 3 to 5 keep 7, .5 and
+    .25. The aggregate's four largest are 3, 0, 1 and 2, the client's two 0 and 1. A place without a link that
+    nobody was asked about is not observed."""
+    method = made(gamma=gamma, sizes=(5, 10))
+    method.state = {"weight": torch.tensor([[9.0, 8.0, 7.5, 7.0, 0.5], [0.25, 0, 0, 0, 0]])}
+    part = plan(method, 1)[0]
+    method.merge(1, [(part, update(part, ONE[:3]))])
     method.adjust(1)
-    assert alpha(method)[3:] == beta(method)[3:] == [1.0] * 7
-    assert alpha(method)[:3] != [1.0] * 3
+    assert alpha(method) == pytest.approx([1 + 10 * value for value in x] + [1] * 4)
+    assert beta(method) == pytest.approx([1 + 10 * (1 - value) for value in x] + [1] * 4)
+
+
+@pytest.mark.parametrize("t", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"gamma": 0.0}, {"gamma": 1.0}, {"decision": "momentum"}])
+def test_a_round_without_an_update_changes_no_belief(t: int, options: dict[str, Any]) -> None:
+    """Whether an adjustment is due or not."""
+    method = made(**options)
+    before = {kind: table["weight"].clone() for kind, table in method.belief.tables.items()}
+    round_(method, t, clients=[])
+    assert all(torch.equal(table["weight"], before[kind]) for kind, table in method.belief.tables.items())
 
 
 def test_layers_without_a_swap_are_not_drawn_again() -> None:
