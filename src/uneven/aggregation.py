@@ -5,7 +5,8 @@ Per coordinate c, over the clients that held it (HeteroFL, Diao et al. 2021, equ
     x_c <- x_c + eta_s * sum_{n: c in M_n} a_n (x_{n,c} - x_c) / sum_{n: c in M_n} a_n
 
 That is the overlap average. Under the fill rule (HASA's first protocol) the divisor is the sum of a_n over all
-updates of the round: what a client did not hold counts as unchanged. Membership is the submodel's, never "the
+updates of the round: what a client did not hold counts as unchanged; with a_n = n_n (``weights`` "examples") it is
+x_c + sum p_n (x_{n,c} - x_c), p_n = n_n / sum n_i. Membership is the submodel's, never "the
 delta is non-zero"; an update of weight 0 is of nothing. Memory is O(d), whatever the cohort.
 """
 

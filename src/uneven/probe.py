@@ -9,6 +9,7 @@ import torch
 
 from uneven.data import ClientData, Federation
 from uneven.data.federation import NOTHING
+from uneven.data.loading import held
 from uneven.errors import DataError, MethodError, SpecError
 from uneven.evaluation import evaluate
 from uneven.experiment import Experiment
@@ -55,9 +56,9 @@ def _probe(spec: Spec, widths: Sequence[float]) -> Spec:
 def _held_out(client: ClientData, spec: Spec) -> ClientData:
     """The client with part of its training split in the place of its test split."""
     n = len(client.train)
-    held = max(1, round(n * spec.data.local_test_share))
+    k = held(n, spec.data.local_test_share) if n > 1 else n
     order = torch.randperm(n, generator=generator(spec.seed, "probe split", client.id))
-    train, test = client.train[order[held:]], client.train[order[:held]]
+    train, test = client.train[order[k:]], client.train[order[:k]]
     if not all((part.y != NOTHING).any() for part in (train, test)):
         raise DataError(
             f"client {client.name}: {n} training examples are too few for allocation 'oracle', which measures on "

@@ -29,7 +29,7 @@ def quantity(given: Any) -> int:
         number = given
     if not 1 <= number < math.inf:
         raise ValueError(f"{given!r} must be a positive number like 512MB, 1G or 1.5GiB")
-    return int(number)
+    return round(number)
 
 
 Quantity = Annotated[int, BeforeValidator(quantity)]

@@ -39,7 +39,7 @@ def test_pixels_in_sixteen_bins_a_channel() -> None:
 @pytest.mark.parametrize(("task", "longest"), [("classify", 5), ("next_token", 6)])
 def test_tokens(task: Any, longest: int) -> None:
     """Filling, here the first id, is no token; for the next token, a text has one token more than the input."""
-    info = Info((5,), 4, ("pad", "x", "y", "z"), vocab_size=4, pad_id=0, task=task)
+    info = Info((5,), 4, ("pad", "x", "y", "z"), vocab_size=4, pad_id=0, marks=(0,), task=task)
     found = histograms(
         [client(torch.zeros(1, 5, dtype=torch.int64), [0], tokens=torch.tensor([0, 2, 0, 3]))], info, None
     )

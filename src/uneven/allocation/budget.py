@@ -82,7 +82,8 @@ class Budgeted(Policy):
     Rule: r_n = clip(a t_n, r_min, min(r_max, cap_n)) for the targets t_n, with the factor a at which the sum of
     P_n cost(r_n) is the budget. Then each is rounded to the step of channels below or above, such that the sum
     comes nearest to the budget without exceeding it, and no client exceeds its cap. A step may lie just outside
-    r_min and r_max.
+    r_min and r_max. Where two passes have spent so much more than the budget that no rounding meets it, all are
+    rounded down.
     """
 
     Options: ClassVar[type[PolicyOptions]] = BudgetOptions
@@ -101,7 +102,7 @@ class Budgeted(Policy):
         ratios = rescale(targets.ratios, room, options.budget)
         spent = room.spent(ratios)
         return Allocation(
-            capacities=_whole(ratios, max(spent, options.budget), room),
+            capacities=_whole(ratios, options.budget, room, over=spent > options.budget + NEAR),
             unit=room.scale.unit,
             options=self.options,
             cost=options.cost,
@@ -175,8 +176,9 @@ def _require_positive(ratios: Sequence[float], view: View, policy: str) -> None:
         raise SpecError([f"allocation: {policy} gives client {n} the ratio {r:g}, not positive" for n, r in bad])
 
 
-def _whole(ratios: Sequence[float], limit: float, room: Room) -> list[float]:
-    """Every ratio at the step below or above, such that the cost comes nearest to the limit from below."""
+def _whole(ratios: Sequence[float], budget: float, room: Room, over: bool) -> list[float]:
+    """Every ratio at the step below or above, such that the cost comes nearest to the budget from below. Where
+    that cannot be, since the ratios are ``over`` it: all at the step below."""
     steps = []
     for name, ratio, cap in zip(room.names, ratios, room.caps, strict=True):
         steps.append([step for step in room.scale.steps(ratio) if step <= cap + NEAR])
@@ -188,13 +190,15 @@ def _whole(ratios: Sequence[float], limit: float, room: Room) -> list[float]:
                 ]
             )
     costs = [[p * room.scale.cost(step) for step in own] for p, own in zip(room.weights, steps, strict=True)]
-    taken = choose([[(c, c) for c in own] for own in costs], limit + NEAR)
+    taken = choose([[(c, c) for c in own] for own in costs], budget + NEAR)
+    if taken is None and over:
+        taken = [0] * len(costs)
     if taken is None:
         least = fsum(min(own) for own in costs)
         raise SpecError(
             [
-                f"allocation.budget = {limit:g}: cannot be met in whole channels of this model; near these ratios "
-                f"the least is {least:.6g}"
+                f"allocation.budget = {budget:g}: cannot be met in whole channels of this model; near these "
+                f"ratios the least is {least:.6g}"
             ]
         )
     return [own[k] for own, k in zip(steps, taken, strict=True)]

@@ -25,7 +25,7 @@ class Capacities(Options):
     column: str | None = None
     """A numeric column of the data that is one number per natural client."""
     unit: Literal["width", "params", "macs", "bytes", "memory"] = "width"
-    """What a capacity is a share of: every channel axis, or the full model's parameters, multiply-accumulates
+    """What a capacity is a share of: every channel axis, or the full model's parameters, multiply-accumulates,
     bytes, or predicted training memory."""
 
     @model_validator(mode="before")

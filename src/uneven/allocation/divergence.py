@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import rel_entr
 
+from uneven.errors import SpecError
 from uneven.rng import subseed
 
 Floats = NDArray[np.float64]
@@ -71,8 +72,14 @@ class Scorer:
 
 
 def scored(clients: Sequence[Scorer]) -> list[Report]:
-    """The server's side: sum up, send the sum, collect the reports."""
+    """The server's side: sum up, send the sum, collect the reports.
+
+    Raises:
+        SpecError: noise has drowned all counts.
+    """
     pooled = sum((client.contribution() for client in clients), np.zeros(()))
+    if not pooled.any():
+        raise SpecError(["allocation.noise: the noise leaves nothing of all counts; use a larger ε, or none"])
     return [client.report(pooled) for client in clients]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uneven.allocation.base import Columns, PolicyOptions, View
 from uneven.allocation.budget import BudgetOptions
@@ -25,9 +25,15 @@ class HasaOptions(BudgetOptions):
     diverge by chance."""
     draws: int = Field(default=20, ge=1)
     """Draws from the pool, for the mean score of its own distribution."""
-    noise: float | None = Field(default=None, gt=0)
+    noise: float | None = Field(default=None, ge=1e-6)
     """ε: Laplace noise on every count of a client, of scale (most counts of one example) / ε, so that all that it
-    sends but its size is ε-differentially private by example. Default: none."""
+    sends but its size is ε-differentially private by example, for a vocabulary fixed before. Default: none."""
+
+    @model_validator(mode="after")
+    def _smoothed(self) -> Self:
+        if self.noise is not None and self.alpha == 0:
+            raise ValueError("alpha = 0: noise may leave a client no counts, which needs alpha above 0")
+        return self
 
 
 class Hasa(Ranked):

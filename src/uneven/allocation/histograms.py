@@ -30,10 +30,17 @@ def histograms(clients: Sequence[ClientData], info: Info, kind: Kind | None) -> 
     """Every client's counts; by default of tokens, where an input is a text, else of labels.
 
     Raises:
-        SpecError: the data have none of this kind, or a client has none.
+        SpecError: the data have none of this kind, or only one that can be, or a client has none.
     """
     kind = kind or ("labels" if info.vocab_size is None else "tokens")
     found = {"tokens": _tokens, "labels": _labels, "inputs": _inputs}[kind](clients, info)
+    if len(found.counts[0]) < 2:
+        raise SpecError(
+            [
+                f"allocation.counts = {kind!r}: the data have but one value of {kind}, so that all clients are "
+                "alike; use another kind, or allocation 'uniform'"
+            ]
+        )
     empty = [client.name for client, counts in zip(clients, found.counts, strict=True) if not counts.any()]
     if empty:
         raise SpecError(
@@ -54,7 +61,7 @@ def _labels(clients: Sequence[ClientData], info: Info) -> Histograms:
 def _tokens(clients: Sequence[ClientData], info: Info) -> Histograms:
     if info.vocab_size is None:
         raise SpecError(["allocation.counts = 'tokens': the inputs are not texts; use 'labels' or 'inputs'"])
-    words = torch.arange(info.vocab_size) != (-1 if info.pad_id is None else info.pad_id)
+    words = ~torch.isin(torch.arange(info.vocab_size), torch.tensor(info.marks))
     counts = [client.token_counts[words] for client in clients if client.token_counts is not None]
     longest = info.input_shape[0] + (info.task == "next_token")  # the last token is a target alone
     return Histograms("tokens", counts, longest)

@@ -52,6 +52,13 @@ class Oracle(Budgeted):
 
     def targets(self, view: View) -> Targets:
         options: OracleOptions = self.options
+        if view.scale(options.cost).unit == "params":
+            raise SpecError(
+                [
+                    "allocation 'oracle': measures widths, and this method gives clients shares of the "
+                    "parameters; set match = 'params', which gives them as many as a width has"
+                ]
+            )
         measured = options.accuracies or view.accuracies(options.widths)
         if len(measured) != len(view.names):
             raise SpecError([f"allocation.accuracies: {len(measured)} rows for {len(view.names)} clients"])

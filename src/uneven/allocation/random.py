@@ -1,4 +1,4 @@
-"""HASA's ratios to anyone: a control."""
+"""HASA's places, dealt by chance: a control."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ class Scale(Protocol):
 
 class Channels:
     """Widths r; a step is a width at which some group gains a channel. As `Cost`, ``width`` is r and ``width2`` is
-    r^2, about the share of parameters; the others are counted.
+    r^2, about the share of parameters; the others are counted. A group of fewer channels than others keeps the
+    ceiling of its share, up to one channel more than r of it.
     """
 
     unit: Literal["width"] = "width"

@@ -5,7 +5,8 @@ from uneven.allocation.budget import Budgeted, Targets
 
 
 class Uniform(Budgeted):
-    """Every client gets the ratio that costs the budget, or its cap where that is less; then others get more."""
+    """Every client gets the ratio that costs the budget, to the channel, or its cap where that is less, for which
+    others get more."""
 
     def targets(self, view: View) -> Targets:
         return Targets([1.0] * len(view.names))

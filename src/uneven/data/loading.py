@@ -30,11 +30,11 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
     splits = _checked(read(options), options)
     train, test = _global_split(splits, options, seed)
     train = train.take(_limited(train.examples.y, options.train_limit, "training", seed))
-    parts, names, held = _parts(options, train, count, seed)
+    parts, names, validation = _parts(options, train, count, seed)
     if options.validation is None:
         test = test[_limited(test.y, options.test_limit, "test", seed)]
     else:
-        test = train.examples[held]
+        test = train.examples[validation]
     cuts = [_cut(part, options.local_test_share, seed, k) for k, part in enumerate(parts)]
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
     if splits.texts is None:
@@ -52,8 +52,8 @@ class _Cut(NamedTuple):
 
 def _cut(part: Tensor, test_share: float, seed: int, client: int) -> _Cut:
     order = torch.randperm(len(part), generator=generator(seed, "local split", client))
-    shuffled, held = part.sort().values[order], _held(len(part), test_share)
-    return _Cut(shuffled[:held], shuffled[held:])
+    shuffled, k = part.sort().values[order], held(len(part), test_share)
+    return _Cut(shuffled[:k], shuffled[k:])
 
 
 def _checked(splits: Splits, options: DataOptions) -> Splits:
@@ -88,17 +88,18 @@ def _tokenised(
     if not any(text.strip() for text in seen):
         raise DataError("the clients' training texts are all empty")
     encode = tokenizer(options, seen)
-    every, held = (encode(named(split.x)) for split in (train.examples, test))
+    every, unseen = (encode(named(split.x)) for split in (train.examples, test))
     if options.task == "classify":
-        examples, test = Examples(every.ids, train.examples.y), Examples(held.ids, test.y)
+        examples, test = Examples(every.ids, train.examples.y), Examples(unseen.ids, test.y)
     else:
-        examples, test = (Examples(t.ids[:, :-1], encode.targets(t)) for t in (every, held))
+        examples, test = (Examples(t.ids[:, :-1], encode.targets(t)) for t in (every, unseen))
         info = replace(info, num_classes=len(encode.tokens), labels=encode.tokens, task="next_token")
     info = replace(
         info,
         input_shape=tuple(test.x.shape[1:]),
         vocab_size=len(encode.tokens),
         pad_id=encode.pad,
+        marks=encode.marks,
         tokenizer=encode.name,
     )
     clients = tuple(
@@ -133,11 +134,11 @@ def _global_split(splits: Splits, options: DataOptions, seed: int) -> tuple[Rows
             )
         return splits.train, splits.test
     order = torch.randperm(len(splits.train), generator=generator(seed, "global test"))
-    held = _held(len(order), TEST_SHARE if options.test_share is None else options.test_share)
-    return splits.train.take(order[held:].sort().values), splits.train.examples[order[:held].sort().values]
+    k = held(len(order), TEST_SHARE if options.test_share is None else options.test_share)
+    return splits.train.take(order[k:].sort().values), splits.train.examples[order[:k].sort().values]
 
 
-def _held(n: int, share: float) -> int:
+def held(n: int, share: float) -> int:
     """How many of ``n`` examples are for testing: the share, but at least one, and not all."""
     if n < 2:
         raise DataError(f"{n} training example cannot be split into train and test")

@@ -35,13 +35,11 @@ def natural(plan: options.Natural, ids: Ids, y: Tensor, seed: int) -> tuple[list
     order = torch.from_numpy(client).argsort(stable=True)
     parts = list(torch.split(order, np.bincount(client).tolist()))
     kept = [k for k, part in enumerate(parts) if len(part) >= (plan.drop_below or 0)]
+    largest = max(len(part) for part in parts)
     if plan.limit is not None:
         parts = [_drawn(part, plan.limit, seed, str(name)) for part, name in zip(parts, names, strict=True)]
     if not kept:
-        raise DataError(
-            f"partition.drop_below = {plan.drop_below} leaves no client: "
-            f"the largest has {max(len(part) for part in parts)}"
-        )
+        raise DataError(f"partition.drop_below = {plan.drop_below} leaves no client: the largest has {largest}")
     least = SMALLEST * plan.pieces
     small = [str(names[k]) for k in kept if len(parts[k]) < least]
     if small:

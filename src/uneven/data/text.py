@@ -33,7 +33,8 @@ class Tokenizer:
     """Texts to ids, the places of ``tokens``.
 
     ``encode``: the ids of each text. ``pad``: fills up to the one ``length``. ``unknown``: stands for what is not
-    known; None where nothing is unknown. ``name``: ``data.tokenizer``.
+    known; None where nothing is unknown. ``marks``: filling, start and end, which are no part of a text. ``name``:
+    ``data.tokenizer``.
     """
 
     encode: Callable[[Sequence[str]], list[list[int]]]
@@ -42,6 +43,7 @@ class Tokenizer:
     pad: int
     unknown: int | None
     length: int
+    marks: tuple[int, ...]
 
     def __call__(self, texts: Sequence[str]) -> Tokens:
         rows = [row[: self.length] for row in self.encode(texts)]
@@ -57,9 +59,9 @@ class Tokenizer:
         return torch.where(known, ids, NOTHING)
 
     def counts(self, tokens: Tokens) -> Tensor:
-        """(size,) int64: how often each token comes; filling does not count, even where a text ends with it."""
+        """(size,) int64: how often each token comes; marks do not count."""
         counts = torch.bincount(tokens.ids[tokens.real], minlength=len(self.tokens))
-        counts[self.pad] = 0
+        counts[list(self.marks)] = 0
         return counts
 
 
@@ -79,11 +81,12 @@ def tokenizer(options: DataOptions, training: Iterable[str]) -> Tokenizer:
         def encode(texts: Sequence[str]) -> list[list[int]]:
             return [[places.get(word, unknown) for word in split(text)] for text in texts]
 
-        return Tokenizer(encode, name, known, places[PAD], unknown, length)
+        return Tokenizer(encode, name, known, places[PAD], unknown, length, (places[PAD],))
     if name == "bpe":
-        return _of_library(_trained(size, training), options, SPECIAL.index(PAD), SPECIAL.index(UNKNOWN))
+        pad, unknown, *ends = range(len(SPECIAL))
+        return _of_library(_trained(size, training), options, pad, unknown, ends)
     if name == "byte-bpe":
-        return _of_library(_trained_on_bytes(size, training), options, 0, None)
+        return _of_library(_trained_on_bytes(size, training), options, 0, None, ())
     return _pretrained(options)
 
 
@@ -94,9 +97,14 @@ def refuse_options(options: DataOptions) -> None:
             raise DataError(f"data.{key} = {value!r} has no effect: the inputs are not texts")
 
 
-def _of_library(backend: Any, options: DataOptions, pad: int, unknown: int | None) -> Tokenizer:
-    """A tokenizer of the library. A text that is cut keeps the token of its end where it is classified; where the
-    next token is predicted it does not, for there it has not ended."""
+def _of_library(
+    backend: Any, options: DataOptions, pad: int, unknown: int | None, ends: Iterable[int]
+) -> Tokenizer:
+    """A tokenizer of the library; ``ends``: its marks of start and end.
+
+    A text that is cut keeps the token of its end where it is classified; where the next token is predicted it does
+    not, for there it has not ended.
+    """
     length = options.max_length or LENGTH
     backend.no_padding()
     if options.task == "classify":
@@ -108,7 +116,8 @@ def _of_library(backend: Any, options: DataOptions, pad: int, unknown: int | Non
         return [encoding.ids for encoding in backend.encode_batch_fast(list(texts))]
 
     tokens = tuple(backend.id_to_token(i) or f"[{i}]" for i in range(backend.get_vocab_size()))
-    return Tokenizer(encode, options.tokenizer_name, tokens, pad, unknown, length)
+    marks = tuple(sorted({pad, *ends}))
+    return Tokenizer(encode, options.tokenizer_name, tokens, pad, unknown, length, marks)
 
 
 def _trained(size: int, training: Iterable[str]) -> Any:
@@ -170,4 +179,5 @@ def _pretrained(options: DataOptions) -> Tokenizer:
         pad = found.eos_token_id  # nothing is predicted after the end, so that it can fill up, as GPT-2's does
     if pad is None:
         raise DataError(f"data.tokenizer = '{name}': it has no token to fill up short texts")
-    return _of_library(backend, options, int(pad), None if unknown in (None, pad) else int(unknown))
+    ends = {int(i) for i in found.all_special_ids} - {unknown}
+    return _of_library(backend, options, int(pad), None if unknown in (None, pad) else int(unknown), ends)

@@ -36,11 +36,12 @@ def read_classes(file: str) -> dict[str, Device]:
     Raises:
         SpecError: it cannot be read, or something in it is missing or wrong; every problem, by file, class, field.
     """
-    path = HERE / "builtin.toml" if file == BUILTIN else Path(file).expanduser()
     try:
+        path = HERE / "builtin.toml" if file == BUILTIN else Path(file).expanduser()
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError([f"devices.file = {file!r}: cannot be read: {error.strerror}"]) from error
+    except (OSError, RuntimeError) as error:  # the latter of a home that nobody has
+        why = error.strerror if isinstance(error, OSError) else error
+        raise SpecError([f"devices.file = {file!r}: cannot be read: {why}"]) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SpecError([f"devices.file = {file!r}: is not TOML: {error}"]) from error
     if not tables:
