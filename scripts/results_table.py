@@ -4,7 +4,8 @@ python scripts/results_table.py runs/cifar10-comparison runs/agnews-comparison -
 python scripts/results_table.py runs/titles-comparison --local
 
 Accuracies are in %, of the final round, mean over seeds ± half of the 95 % interval (Student's t); the difference
-to the baseline is of pairs with the same seed, at the same values of the grid. Parameters, multiply-accumulates
+to the baseline is of pairs with the same seed, at the same values of the grid. Beside the final round stands the
+mean of the last five evaluations; of texts perplexity, too. Parameters, multiply-accumulates
 of one example and memory of a training step (predicted) are means over the clients that take part; bytes are those
 of all clients of a round, down and up (an estimate: the tensors that travel, uncoded). A tuned value marked edge
 is the lowest or highest that was tried. ``--local``: instead, the clients' accuracies on their own test data
@@ -86,6 +87,8 @@ def _full(rows: Sequence[Row], baseline: str) -> list[Column]:
     return [
         ("full model", lambda row: percent(row["accuracy"])),
         (f"to {baseline}", lambda row: paired(row, "accuracy", baseline, rows)[0]),
+        *_if_there(rows, "recent_accuracy", "last 5 evaluations", percent),
+        *_if_there(rows, "perplexity", "perplexity", plain),
         ("smallest capacity", lambda row: percent(row["smallest"])),
         ("local mean", lambda row: percent(row["local_mean"])),
         ("local worst", lambda row: percent(row["local_worst"])),
@@ -94,6 +97,10 @@ def _full(rows: Sequence[Row], baseline: str) -> list[Column]:
         ("memory, MB", lambda row: f"{row['memory'] / 1e6:.3g}"),
         ("bytes a round, MB", lambda row: f"{row['bytes_per_round'] / 1e6:.3g}"),
     ]
+
+
+def _if_there(rows: Sequence[Row], key: str, name: str, show: Callable[[Row], str]) -> list[Column]:
+    return [(name, lambda row: show(row[key]) if key in row else "")] if any(key in row for row in rows) else []
 
 
 def _local(rows: Sequence[Row], baseline: str) -> list[Column]:
@@ -114,6 +121,11 @@ def label(row: Row) -> str:
 
 def percent(mean: Mapping[str, Any]) -> str:
     return interval(mean["mean"], mean["half_width_95"])
+
+
+def plain(mean: Mapping[str, Any]) -> str:
+    half = mean["half_width_95"]
+    return f"{mean['mean']:.1f}" + ("" if half is None else f" ± {half:.1f}")
 
 
 def interval(mean: float, half: float | None, sign: str = "") -> str:

@@ -73,6 +73,15 @@ def test_every_column(tmp_path: Path) -> None:
     assert cells(later) == ["later", *["not run"] * 11]
 
 
+def test_what_only_some_comparisons_have(tmp_path: Path) -> None:
+    """The last evaluations, and perplexity, which is no percentage."""
+    texts = {"recent_accuracy": mean(0.25, 0.35), "perplexity": mean(20.0, 30.0, half=1.25)}
+    head, _, first, second = markdown([write(tmp_path / "c", row("a", {0: 0.5}, **texts), row("b", {0: 0.5}))])
+    assert cells(head)[3:7] == ["to a", "last 5 evaluations", "perplexity", "smallest capacity"]
+    assert cells(first)[4:6] == ["30.0", "25.0 ± 1.2"]
+    assert cells(second)[4:6] == ["", ""]
+
+
 def test_clients_on_their_own_data(tmp_path: Path) -> None:
     """Of seeds 0, 1 and 2 the first is won and the third is equal; the tails are equal; -.1, .2: t = 12.7062."""
     base = row("base", {0: 0.5, 1: 0.9, 2: 0.5}, local_mean=mean(0.3, 0.2, 0.4), local_worst=mean(0.0, 0.1, 0.1))

@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from uneven.methods.topology import SparseMethod
 from uneven.sparsity.coding import reference_bytes
 from uneven.submodels.cost import cost
 from uneven.tracking import Line
+
+RECENT = 5
+"""Evaluations that count as the last."""
 
 
 def resolved(experiment: Experiment) -> dict[str, Any]:
@@ -99,9 +103,10 @@ def client_lines(experiment: Experiment, evaluation: Evaluation) -> list[Line]:
 
 
 def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluation) -> dict[str, Any]:
-    """``result.json``: the final round, and the best beside it."""
+    """``result.json``: the final round, and beside it the best, and the mean of the last five evaluated."""
     spec = experiment.spec
-    best = max((line for line in lines if "evaluation" in line), key=lambda x: x["evaluation"]["accuracy"])
+    evaluated = [line for line in lines if "evaluation" in line]
+    best = max(evaluated, key=lambda line: line["evaluation"]["accuracy"])
     return {
         **_budget(experiment),
         "allocation": _allocation(experiment),
@@ -113,6 +118,7 @@ def summary(experiment: Experiment, lines: Sequence[Line], evaluation: Evaluatio
         **evaluation.full.numbers(),
         "best_accuracy": best["evaluation"]["accuracy"],
         "best_round": best["round"],
+        "recent_accuracy": fmean(line["evaluation"]["accuracy"] for line in evaluated[-RECENT:]),
         "per_capacity": _per_capacity(experiment, lines, evaluation),
         "local": evaluation.local_summary() | {"worst_interval": list(evaluation.worst_interval(spec.seed))},
         "bytes": {

@@ -48,10 +48,12 @@ class Metric:
     lower_is_better: bool = False
 
 
-# Of the final round, and beside it the best accuracy of all rounds; the last three of texts alone.
+# Of the final round, and beside it the best accuracy of all rounds, and the mean of the last that were evaluated.
+# The last three are of texts alone.
 METRICS = {
     "accuracy": Metric(lambda result: result["accuracy"]),
     "best_accuracy": Metric(lambda result: result["best_accuracy"]),
+    "recent_accuracy": Metric(lambda result: result.get("recent_accuracy")),
     "smallest": Metric(lambda result: result["per_capacity"][-1]["accuracy"]),
     "local_mean": Metric(lambda result: result["local"]["mean"]),
     "local_worst": Metric(lambda result: result["local"]["worst"]),

@@ -72,7 +72,17 @@ def test_keys(finished: tuple[Path, dict[str, Any]]) -> None:
     """Those that the issue names; more are welcome."""
     folder, result = finished
     assert result.keys() >= {
-        *("accuracy", "best_accuracy", "loss", "per_capacity", "local", "bytes", "seconds", "failures"),
+        *(
+            "accuracy",
+            "best_accuracy",
+            "recent_accuracy",
+            "loss",
+            "per_capacity",
+            "local",
+            "bytes",
+            "seconds",
+            "failures",
+        ),
         *("seed", "method", "version"),
     }
     assert result["per_capacity"][0].keys() >= {"capacity", "clients", "parameters", "macs", "accuracy"}
@@ -220,6 +230,13 @@ def test_final_and_best_are_two_things(tmp_path: Path) -> None:
     assert result["best_accuracy"] == max(by_round.values()) > 0.5
     assert by_round[result["best_round"]] == result["best_accuracy"]
     assert result["best_round"] in (1, 2)
+    assert result["recent_accuracy"] == pytest.approx(sum(by_round.values()) / 3), "of the last five, or of all"
+
+
+def test_the_last_five_evaluations(tmp_path: Path) -> None:
+    result = uneven.run(out=tmp_path / "run", **sections(rounds=6))
+    *_, a, b, c, d, e = (r["evaluation"]["accuracy"] for r in lines(tmp_path / "run" / "rounds.jsonl"))
+    assert result["recent_accuracy"] == pytest.approx((a + b + c + d + e) / 5)
 
 
 @pytest.mark.parametrize(("every", "due"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
