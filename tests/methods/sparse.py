@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from uneven.aggregation import ServerOptions
 from uneven.data import Examples
 from uneven.methods import METHODS, Assignment, ClientCard, Context, Update
 from uneven.methods.base import Candidates
-from uneven.methods.topology import SparseMethod
+from uneven.methods.topology import DynamicMethod, SparseMethod
 from uneven.submodels import Supernet
+from uneven.submodels.masks import masked
 from uneven.training import TrainingOptions
 
 NET = Supernet(nn.Linear(5, 2, bias=False), torch.zeros(5))
@@ -26,14 +29,23 @@ NAMED = ([6, 7], [7, 9])
 """The free places that each would have."""
 
 
-def made(name: str, sizes: Sequence[int] = (10, 10), seed: int = 3, rounds: int = 10, **options: Any) -> Any:
+def made(
+    name: str,
+    sizes: Sequence[int] = (10, 10),
+    seed: int = 3,
+    rounds: int = 10,
+    server: ServerOptions | None = None,
+    **options: Any,
+) -> Any:
     """A method with a third of 6 links, 2, to be exchanged after every second round up to round 6."""
     cards = [
         ClientCard(n, examples, torch.ones(2), size / 10, 1.0, size)
         for n, (examples, size) in enumerate(zip(EXAMPLES, sizes, strict=True))
     ]
-    defaults = {"density": 0.6, "every": 2, "change": 1 / 3, "decay": "constant", "end": 6}
-    method = METHODS[name](Context(NET, cards, rounds, seed), METHODS[name].Options(**(defaults | options)))
+    dates = {"every": 2, "change": 1 / 3, "decay": "constant", "end": 6}
+    dynamic = issubclass(METHODS[name], DynamicMethod)
+    given = METHODS[name].Options(**({"density": 0.6} | (dates if dynamic else {}) | options))
+    method = METHODS[name](Context(NET, cards, rounds, seed, server=server or ServerOptions()), given)
     assert isinstance(method, SparseMethod)
     method.change_to({"weight": LINKS})
     return method
@@ -60,6 +72,19 @@ def update(
 def plan(method: SparseMethod, t: int) -> list[Assignment]:
     """The assignments of round t, by client."""
     return sorted(method.plan(t, method.context.clients), key=lambda assignment: assignment.client)
+
+
+def mask_of(links: Iterable[int]) -> Tensor:
+    """Where these places are."""
+    mask = torch.zeros(10, dtype=torch.bool)
+    mask[list(links)] = True
+    return mask.view(2, 5)
+
+
+def holding(assignment: Assignment, values: Mapping[int, float]) -> Update:
+    """The update of a client that ends with these weights at these places."""
+    held = update(assignment, [values[i] for i in sorted(values)])
+    return replace(held, submodel=masked(NET, {"weight": mask_of(values)}))
 
 
 def answers(

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from tests.methods.sparse import EXAMPLES, LINKS, NET, client, data, gradient, made, places, plan
+from tests.methods.sparse import LINKS, client, data, gradient, holding, made, mask_of, places, plan, update
 from uneven.engines import inspect
-from uneven.methods import Assignment, Failure, Update
+from uneven.methods import Failure
 from uneven.methods.feddst import FedDST
-from uneven.submodels.masks import masked
 from uneven.training import TrainingOptions
 
 TWO_STEPS = TrainingOptions(lr=0.1, batch_size=10, steps=2, schedule="constant")
 
 
-def mask_of(links: Sequence[int]) -> torch.Tensor:
-    mask = torch.zeros(10, dtype=torch.bool)
-    mask[list(links)] = True
-    return mask.view(2, 5)
-
-
-def holding(assignment: Assignment, values: dict[int, float]) -> Update:
-    """The update of a client that ends with these weights at these places."""
-    part = masked(NET, {"weight": mask_of(list(values))})
-    sent = torch.tensor([values[i] for i in sorted(values)])
-    n = EXAMPLES[assignment.client]
-    return Update(assignment.round, assignment.client, {"model": {"weight": sent}}, n, n, 1.0, submodel=part)
-
-
 def merged(method: FedDST, t: int, one: dict[int, float], other: dict[int, float]) -> None:
     pairs = [(a, holding(a, values)) for a, values in zip(plan(method, t), (one, other), strict=True)]
-    assert all(inspect(a, update) is update for a, update in pairs)
+    assert all(inspect(a, found) is found for a, found in pairs)
     method.merge(t, pairs)
     method.adjust(t)
 
@@ -126,6 +110,24 @@ def test_what_all_gave_up_goes_before_any_other() -> None:
     both = dict.fromkeys((1, 2, 3, 4, 5), 1.0)
     merged(method, 2, {**both, 9: 1e-6}, {**both, 9: -2e-6})
     assert places(method) == {1, 2, 3, 4, 5, 9}
+
+
+@pytest.mark.parametrize("name", ["feddst", "fedsgc"])
+def test_a_client_that_exchanges_nothing_still_holds_its_links(name: str) -> None:
+    """One link of 6 is exchanged, so of a client of 3 links, 0 to 2, int(1/2): none. One gives up 0 for 6; the
+    other has 0 at 50, the largest of all. Of the seven places 5 is the smallest."""
+    method: FedDST = made(name, sizes=(10, 5), change=1 / 6)
+    method.state = {"weight": torch.tensor([[6.0, 5, 4, 3, 2], [1, 0, 0, 0, 0]])}
+    one, other = plan(method, 2)
+    assert other.exchange is None
+    gives = holding(one, {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 0.5, 6: 6.0})
+    keeps = update(other, [50.0, 1.0, 2.0])
+    assert inspect(one, gives) is gives
+    assert inspect(other, keeps) is keeps
+    method.merge(2, [(one, gives), (other, keeps)])
+    method.adjust(2)
+    assert places(method) == {0, 1, 2, 3, 4, 6}
+    assert method.state["weight"].flatten().tolist() == pytest.approx([50, 1, 2, 3, 4, 0, 6, 0, 0, 0])
 
 
 def test_a_link_that_nobody_had_this_round_stays_a_candidate() -> None:

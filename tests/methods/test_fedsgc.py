@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.methods.sparse import LINKS, client, data, gradient, made, plan, update
-from tests.methods.test_feddst import TWO_STEPS, holding, mask_of, merged
+from tests.methods.sparse import LINKS, client, data, gradient, holding, made, mask_of, plan, update
+from tests.methods.test_feddst import TWO_STEPS, merged
 from uneven.engines import inspect
 from uneven.methods.feddst import Layer
 from uneven.methods.fedsgc import FedSGC, _halves

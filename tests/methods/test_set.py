@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
-from torch import nn
 
-from uneven.methods import ClientCard, Context
+from tests.methods.sparse import made, places
+from uneven.errors import MethodError
 from uneven.methods.set import SET
-from uneven.submodels import Supernet
 
-NET = Supernet(nn.Linear(5, 2, bias=False), torch.zeros(5))
-LINKS = torch.tensor([[True, True, True, True, True], [True, False, False, False, False]])
 VALUES = torch.tensor([[6.0, -5.0, 0.5, 3.0, -0.25], [1.0, 0.0, 0.0, 0.0, 0.0]])
 
 
 def adjusted(seed: int, t: int = 2) -> SET:
     """A third of 6 links, 2, are exchanged after rounds 2 and 4; of the smallest |x|: places 4 and 2."""
-    cards = [ClientCard(0, 1, torch.ones(2), 1.0, 1.0, 10)]
-    options = SET.Options(density=0.6, every=2, end=4, change=1 / 3, decay="constant")
-    method = SET(Context(NET, cards, 9, seed), options)
-    method.change_to({"weight": LINKS})
+    method: SET = made("set", seed=seed, end=4)
     method.state = {"weight": VALUES}
     method.adjust(t)
     return method
-
-
-def places(method: SET) -> set[int]:
-    return set(method.mask["weight"].flatten().nonzero().flatten().tolist())
 
 
 def test_the_smallest_go_and_as_many_come_at_0() -> None:
@@ -52,3 +45,19 @@ def test_growth_is_drawn_anew_in_each_round() -> None:
 def test_only_where_it_is_due() -> None:
     for t in (1, 3, 5, 6):
         assert places(adjusted(0, t)) == {0, 1, 2, 3, 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"every": 100, "end": 1000}, r"end = 1000: .*'constant' .* after round 10, before .*, after round 100"),
+        ({"every": 100, "end": 1000, "decay": "cosine"}, r"end = 1000: .* after round 10, before .* round 100;"),
+        ({"change": 0.1}, r"method.change = 0.1: of 6 links, the most that a layer has, it exchanges none"),
+    ],
+)
+def test_what_would_never_exchange_a_link(options: dict[str, Any], says: str) -> None:
+    """No round is due among the ten that there are, or .1 of 6 links is none."""
+    with pytest.raises(MethodError, match=says):
+        made("set", **options)
+    assert made("set", change=1 / 6).swaps(2) == {"weight": 1}
+    assert made("set", every=10, end=1000).swaps(10) == {"weight": 2}

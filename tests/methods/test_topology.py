@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 import uneven
 from tests.laws.world import World
+from tests.methods import sparse
+from tests.methods.sparse import LINKS, NET
 from tests.run.test_result import sections
 from uneven.aggregation import ServerOptions
 from uneven.data import Federation
@@ -28,8 +30,6 @@ from uneven.spec import parse
 from uneven.submodels import Supernet
 from uneven.training import TrainingOptions
 
-NET = Supernet(nn.Linear(5, 2, bias=False), torch.zeros(5))
-LINKS = torch.tensor([[True, True, True, True, True], [True, False, False, False, False]])
 VALUES = torch.tensor([[6.0, -5.0, 4.0, 3.0, -2.0], [1.0, 9.0, 9.0, 9.0, 9.0]])
 
 
@@ -276,6 +276,23 @@ def test_gradients_are_4_bytes_each_beside_their_places() -> None:
     assert run.round(1).bytes_up == [80 + in_bytes(CANDIDATES + 32 * 6)] * 4
 
 
+@pytest.mark.parametrize("name", ["feddst", "fedsgc"])
+def test_what_a_client_exchanged_is_told_at_the_entropy(name: str) -> None:
+    """Beside the values, where an adjustment is due: which 3 of 7 and of 6 links it gave up, and which 3 of 13 and
+    of 6 free places it took; 21.9 bits. In a round between nothing."""
+    run = experiment(name, SPARSE | {"every": 2})
+    assert run.round(1).bytes_up == [80] * 4
+    assert run.round(2).bytes_up == [80 + math.ceil(CHANGE / 8)] * 4 == [83] * 4
+
+
+def test_what_a_smaller_client_exchanged() -> None:
+    """It holds 3 of 7 links and 2 of 6, so of 3 and 3 it exchanges int(9 / 7) and int(1): 1 and 1."""
+    clients = {"count": 2, "capacities": {"values": [0.5, 0.5], "unit": "params"}}
+    run = Experiment(parse(of("feddst", clients=clients, cohort=2)))
+    exchanged = bits((3, 1), (13, 1), (2, 1), (6, 1))
+    assert run.round(1).bytes_up == [48 + math.ceil(exchanged / 8)] * 2 == [50] * 2
+
+
 def test_who_missed_an_adjustment_is_told_later() -> None:
     """Client 0 is told of all three at once; one that was there of the last."""
     run = experiment("set")
@@ -358,6 +375,16 @@ def test_a_checkpoint_of_another_density_is_refused() -> None:
 def test_a_density_that_is_none(density: float) -> None:
     with pytest.raises(ValueError, match="density"):
         SparseOptions(density=density)
+
+
+@pytest.mark.parametrize("name", ["static", "set", "fedrts"])
+def test_fill_is_refused_where_all_hold_the_same(name: str) -> None:
+    """Not where one holds less than another, nor where clients exchange links themselves."""
+    server = ServerOptions(rule="fill")
+    with pytest.raises(MethodError, match=r"server.rule = 'fill': has no effect, all clients .* the same links"):
+        sparse.made(name, server=server)
+    for other, sizes in ((name, (10, 5)), ("feddst", (10, 10)), ("fedsgc", (10, 10))):
+        assert sparse.made(other, sizes, server=server).context.server.rule == "fill"
 
 
 def test_random_links_over_the_whole_model_are_refused() -> None:
