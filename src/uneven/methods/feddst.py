@@ -136,7 +136,8 @@ class FedDST(DynamicMethod):
     def observe(self, assignment: Assignment, update: Update) -> None:
         """Which links clients had, and which they hold now."""
         had, held = assignment.submodel, assignment.trained(update)
-        assert isinstance(had, MaskSubmodel) and isinstance(held, MaskSubmodel)  # noqa: PT018
+        assert isinstance(had, MaskSubmodel)  # there are no others
+        assert isinstance(held, MaskSubmodel)
         for name in self.mask:
             self._had[name] |= had.holds(name)
             self._held[name] |= held.holds(name)

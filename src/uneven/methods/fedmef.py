@@ -101,10 +101,10 @@ class FedMef(FedTiny):
     activations are stored are choices.
 
     Rule: in the ``extrusion_rounds`` rounds up to an adjustment a client's loss has (lambda_s / 2) sum w_i^2
-    beside it, over the swap_l links of each layer with the lowest |w| at the round's start; lambda_s rises
-    linearly from 0 to lambda over the round's steps. The adjustment is FedTiny's. Scaled activation pruning, in
-    every round: of a layer's input the largest share by |a| is kept for the backward pass, scaled so that its norm
-    is that of all; only the gradients of the layers' own weights are changed by it (see
+    beside it, over the swap_l links of each layer with the lowest |w| at the round's start, those of them that it
+    holds; lambda_s rises linearly from 0 to lambda over the round's steps. The adjustment is FedTiny's. Scaled
+    activation pruning, in every round: of a layer's input the largest share by |a| is kept for the backward pass,
+    scaled so that its norm is that of all; only the gradients of the layers' own weights are changed by it (see
     `uneven.sparsity.activations`).
 
     Deviations: FedTiny's, save that no topology is chosen at the start unless ``candidates`` says so. The reported
