@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.methods.sparse import MEAN, NAMED, NET, answers, made
+from tests.methods.sparse import MEAN, NAMED, NET, answers, holding, made, plan, update
 from tests.run.test_result import sections
 from uneven.data import ClientData, Examples, Federation, Info
 from uneven.diagnostics.topology import Topology, Votes
@@ -59,8 +59,8 @@ def followed(
 ) -> Line | None:
     """A round of FedRTS by hand, and what is measured of it."""
     results = answers(method, t, named)
-    for assignment, update in results:
-        topology.heard(assignment, update)
+    for assignment, answer in results:
+        topology.heard(assignment, answer)
     method.merge(t, results)
     topology.merged(t)
     method.adjust(t)
@@ -148,12 +148,41 @@ def test_drops_that_are_not_the_smallest() -> None:
     assert line["dropped_smallest"] == 1 / 2
 
 
-def test_the_gradient_is_that_of_the_first_examples() -> None:
-    """With one example of each client; its mean counts each once."""
-    method = made("fedrts", decision="mean", evidence="adjust")
-    line = followed(method, Topology(1, method, federation()), 2)
+def by_autograd(every: list[Examples]) -> torch.Tensor:
+    """Of sum p_n F_n at the merged weights, p_n the client's share of the examples."""
+    weight = torch.tensor(MEAN + [0.0] * 4).view(2, 5).requires_grad_()
+    total = sum(map(len, every))
+    losses = [nn.functional.cross_entropy(data.x @ weight.T, data.y) * len(data) / total for data in every]
+    (gradient,) = torch.autograd.grad(torch.stack(losses).sum(), weight)
+    return gradient
+
+
+@pytest.mark.parametrize("examples", [None, 2, 1])
+def test_the_gradient_is_the_mean_over_clients_by_their_examples(examples: int | None) -> None:
+    """p_n is 1/4 and 3/4 of all examples, 1/3 and 2/3 of the first two of each, and 1/2 of the first."""
+    method = made("fedrts", decision="mean")
+    topology = Topology(examples, method, federation())
+    line = followed(method, topology, 2)
+    every = [client.train[:examples] for client in federation().clients]
+    (found,) = topology._gradient(every).values()
+    torch.testing.assert_close(found, by_autograd(every))
     assert line is not None
-    assert line["macs"] == 3 * 10 * 2
+    assert line["macs"] == 3 * 10 * sum(map(len, every))
+
+
+@pytest.mark.parametrize("examples", [None, 1])
+@pytest.mark.parametrize(("first", "share"), [(0, 1.0), (1, 0.5), (2, 0.0)])
+def test_what_is_grown_is_judged_by_that_gradient(examples: int | None, first: int, share: float) -> None:
+    """Drawn are the two free places of the largest gradients, those after the first, and the smallest two."""
+    method = made("fedrts", cap_swaps=True)
+    size = by_autograd([client.train[:examples] for client in federation().clients]).flatten().abs()
+    come = sorted(range(6, 10), key=lambda i: -size[i])[first : first + 2]
+    xi = torch.tensor([0.9 if i in come else 0.5 - i / 100 for i in range(10)]).view(2, 5)
+    method.belief.score = lambda name, seed: xi
+    line = followed(method, Topology(examples, method, federation()), 2)
+    assert line is not None
+    assert line["grown"] == 2 / 6
+    assert line["grown_largest"] == share
 
 
 def test_votes_by_counting() -> None:
@@ -171,6 +200,19 @@ def test_votes_by_counting() -> None:
 
 def said(n: int, named: list[int]) -> Update:
     return Update(1, n, {}, 1, 1, 1.0, candidates={"w": Candidates(torch.tensor(named))})
+
+
+def test_links_that_clients_take_themselves_are_votes() -> None:
+    """FedDST: one takes 6 and 7, the other 7 and 8, of 4 free places. The four links that both keep count nothing,
+    nor does a client that exchanges none."""
+    method = made("feddst")
+    votes = Votes(method.mask)
+    one, other = plan(method, 2)
+    votes.add(one, holding(one, dict.fromkeys((0, 1, 2, 3, 6, 7), 1.0)))
+    votes.add(plan(method, 1)[0], update(one, [1.0] * 6))
+    assert votes.summary() is None
+    votes.add(other, holding(other, dict.fromkeys((0, 1, 2, 4, 7, 8), 1.0)))
+    assert votes.summary() == {"overlap": 1 / 2, "by_chance": 2 / 4}
 
 
 def test_a_whole_gradient_is_no_vote() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import nn
 
 from tests.laws.world import supernet
@@ -275,4 +276,7 @@ def test_options() -> None:
         made("fedmef", extrusion=0.0, extrusion_rounds=2)
     with pytest.raises(MethodError, match="extrusion = 5: has no effect at density 1"):
         made("fedmef", density=1.0, extrusion=5.0)
-    assert made("fedmef", density=0.6).options.extrusion == 1
+    assert [made("fedmef", density=density).options.extrusion for density in (0.6, 1.0)] == [1, 0]
+    for extrusion in (math.inf, -1.0):
+        with pytest.raises(ValidationError, match="extrusion"):
+            made("fedmef", extrusion=extrusion)

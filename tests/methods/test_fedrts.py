@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from tests.methods import sparse
@@ -318,3 +320,9 @@ def test_taken_up_again_it_goes_on_alike() -> None:
 def test_options_that_do_nothing(options: dict[str, Any], says: str) -> None:
     with pytest.raises(MethodError, match=says):
         made(**options)
+
+
+@pytest.mark.parametrize("strength", [math.inf, math.nan, 2e6, 0.0])
+def test_a_strength_that_is_none(strength: float) -> None:
+    with pytest.raises(ValidationError, match="strength"):
+        made(strength=strength)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -56,6 +58,29 @@ def test_what_pays_for_its_time_comes(options: dict[str, object], topology: set[
     kept = {i: MEAN[i] for i in (*stays, 1)}
     assert weights(method) == pytest.approx([kept.get(i, 0.0) for i in range(10)])
     assert method.links == {"weight": len(stays | topology)}
+
+
+@pytest.mark.parametrize(
+    ("options", "comes"),
+    [
+        ({"time_constant": 0.0}, {6}),  # 4 > 0/1, 1.69 < 4/2
+        ({"fixed": True}, {1, 6, 7, 8}),
+    ],
+)
+def test_where_all_links_of_a_layer_would_go_the_largest_stays(options: dict[str, Any], comes: set[int]) -> None:
+    """5 links, all of which are due. Of |mean| 4 is the largest, where g is 0; the rest by g^2: 4 at 6, 1.69 at 1,
+    1.21 at 7, 1.1 at 8, .09 or less."""
+    method: PruneFL = made("prunefl", density=0.5, change=1.0, **options)
+    method.change_to({"weight": torch.arange(10).view(2, 5) < 5})
+    slopes = [0.1, 1.3, 0.1, 0.1, 0.0, 0.2, -2.0, 1.1, 1.05, -0.3]
+    pairs = [
+        (a, update(a, values[:5], (list(range(10)), slopes)))
+        for a, values in zip(plan(method, 2), (ONE, OTHER), strict=True)
+    ]
+    method.merge(2, pairs)
+    method.adjust(2)
+    assert places(method) == {4} | comes
+    assert weights(method)[4] == MEAN[4]
 
 
 def test_what_is_equal_goes_by_a_draw() -> None:

@@ -107,3 +107,12 @@ def test_every_target_of_texts_counts_the_same() -> None:
     loss = nn.functional.cross_entropy(logits[wanted], y[wanted])
     for name, gradient in zip(weights, torch.autograd.grad(loss, list(weights.values())), strict=True):
         torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_texts_without_a_target_have_no_gradient(batch: int) -> None:
+    net = Supernet(NextToken(), torch.tensor([0, 1, 2, 3]))
+    texts = Examples(torch.tensor([[0, 1, 2, 3]] * 3), torch.full((3, 4), NOTHING))
+    found = mean_gradient(net.prefix(1.0).network().load(net.initial), texts, batch, cross_entropy)
+    assert found.keys() == net.initial.keys()
+    assert all(torch.equal(gradient, torch.zeros_like(net.initial[name])) for name, gradient in found.items())
