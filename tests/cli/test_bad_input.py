@@ -178,6 +178,42 @@ def test_a_wrong_key(keys: dict[str, Any], says: list[str], desk: Path) -> None:
     assert len(message.splitlines()) == (3 if "cumsum" in message else 1)
 
 
+FINITE = "input should be a finite number"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["devices.shares={laptop=inf}"], f"devices.shares.laptop = inf: {FINITE}"),
+        (["devices.shares={laptop=nan}"], f"devices.shares.laptop = nan: {FINITE}"),
+        (
+            ["clients.capacities={levels=[1, 0.5], shares=[1, inf]}"],
+            f"clients.capacities.shares.1 = inf: {FINITE}",
+        ),
+        (
+            ["clients.capacities={levels=[1, 0.5], shares=[nan, 1]}"],
+            f"clients.capacities.shares.0 = nan: {FINITE}",
+        ),
+        (["server.weights='qffl'", "server.q=inf"], f"server.q = inf: {FINITE}"),
+        (["server.weights='qffl'", "server.q=nan"], f"server.q = nan: {FINITE}"),
+        (["server.weights='afl'", "server.weights_lr=inf"], f"server.weights_lr = inf: {FINITE}"),
+        (["method='fedrts'", "method.density=0.5", "method.strength=inf"], f"method.strength = inf: {FINITE}"),
+        (["method='fedrts'", "method.density=0.5", "method.strength=nan"], f"method.strength = nan: {FINITE}"),
+        (["training.lr=inf"], f"training.lr = inf: {FINITE}"),
+        (["allocation='hasa'", "allocation.noise=inf"], f"allocation.noise = inf: {FINITE}"),
+        (
+            ["devices.file='~nosuchuser/x'", "devices.shares={a=1}"],
+            "devices.file = '~nosuchuser/x': cannot be read",
+        ),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value[-1],
+)
+def test_numbers_that_are_not_finite_and_homes_that_nobody_has(given: list[str], says: str, desk: Path) -> None:
+    message = one_error(fails(desk, "run", *sets(), *(part for key in given for part in ("--set", key))))
+    assert message.startswith(says)
+    assert "\n" not in message
+
+
 def test_a_model_that_cannot_be_exported(desk: Path) -> None:
     """PyTorch prints the graph so far; the error comes last, with the line that asks for a value."""
     ended = fails(desk, "run", *arguments({"model": {"name": "mine:branch"}}))

@@ -141,6 +141,16 @@ def test_natural_leaves_out_small_clients_when_told():
         federation(20, {"kind": "natural", "drop_below": 11}, None, client=client)
 
 
+def test_the_largest_client_that_an_error_names_is_that_of_the_data():
+    """``drop_below`` goes by what a client has before ``limit``."""
+    client = ["a"] * 40 + ["b"] * 20
+    plan = {"kind": "natural", "limit": 10}
+    with pytest.raises(DataError, match=r"drop_below = 50 leaves no client: the largest has 40$"):
+        federation(60, plan | {"drop_below": 50}, None, client=client)
+    kept = federation(60, plan | {"drop_below": 40}, None, client=client).clients
+    assert [(c.name, len(c.train) + len(c.test)) for c in kept] == [("a", 10)]
+
+
 def test_natural_count_is_the_datas():
     client = [i % 4 for i in range(40)]
     with pytest.raises(DataError, match="5 clients are asked for, but the natural ids make 4"):

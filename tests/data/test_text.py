@@ -140,6 +140,56 @@ def test_a_tokenizer_that_exists(tmp_path):
     assert (fed.info.vocab_size, fed.info.pad_id, fed.info.tokenizer) == (4, 3, name)
 
 
+# ---------------------------------------------------------------- counts of tokens
+
+
+def test_start_end_and_filling_are_not_counted():
+    """Of "apple" alone 1 token is counted, whose row is [CLS] apple [SEP] [PAD] [PAD]."""
+    given = from_texts(["apple"] * 10, torch.arange(10) % 2, test=(["apple"], torch.zeros(1).long()))
+    fed = read(given, 1, max_length=5)
+    assert fed.info.marks == (PAD, CLS, SEP)
+    counts = fed.clients[0].token_counts
+    apple = fed.clients[0].train.x[0, 1]
+    assert counts.shape == (fed.info.vocab_size,)
+    assert counts[apple] == counts.sum() == len(fed.clients[0].train) == 8
+
+
+def test_what_is_unknown_is_a_token():
+    """The second client's one word is the rarest, for which the vocabulary has no room."""
+    texts = ["apple bread cheese eggs figs grapes"] * 10 + ["dates"] * 5
+    given = from_texts(texts, torch.arange(15) % 2, client=["a"] * 10 + ["b"] * 5)
+    fed = read(given, None, partition="natural", tokenizer="words", vocab_size=8)
+    first, second = (len(client.train) for client in fed.clients)
+    assert fed.info.marks == (PAD,)
+    assert [client.token_counts.tolist() for client in fed.clients] == [
+        [0, 0, *[first] * 6],
+        [0, second, *[0] * 6],
+    ]
+
+
+@pytest.mark.parametrize(("name", "size", "marks"), [("byte-bpe", 300, (0,)), ("words", 50, (PAD,))])
+def test_tokenizers_without_a_start(name: str, size: int, marks: tuple[int, ...]):
+    found = tokenizer(DataOptions(tokenizer=name, vocab_size=size, max_length=6), ["apple bread"] * 9)
+    assert found.marks == marks
+    assert found.counts(found(["apple", ""])).sum() == len(found.encode(["apple"])[0]) - (name == "byte-bpe")
+
+
+def test_marks_of_a_tokenizer_that_exists(tmp_path):
+    """Filling, start and end, and not what is unknown."""
+    from transformers import AutoTokenizer
+
+    folder = pretrained(tmp_path / "words")
+    assert read(source(), tokenizer=folder, max_length=4).info.marks == (3,)
+    found = AutoTokenizer.from_pretrained(folder)
+    found.add_special_tokens({"bos_token": "bread"})
+    found.save_pretrained(folder)
+    fed = read(source(), tokenizer=folder, max_length=4)
+    assert fed.info.marks == (2, 3)
+    apples = sum(int((c.train.x == 1).sum()) for c in fed.clients)
+    unknown = sum(int((c.train.x == 0).sum()) for c in fed.clients)
+    assert torch.stack([c.token_counts for c in fed.clients]).sum(0).tolist() == [unknown, apples, 0, 0]
+
+
 # ---------------------------------------------------------------- errors
 
 

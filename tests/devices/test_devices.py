@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,14 @@ def test_what_is_no_device_file(tmp_path: Path, content: str | None, says: str) 
         read_classes(str(path))
 
 
+def test_a_home_that_nobody_has() -> None:
+    with pytest.raises(SpecError) as caught:
+        read_classes("~nosuchuser/x")
+    assert len(caught.value.problems) == 1
+    assert caught.value.problems[0].startswith("devices.file = '~nosuchuser/x': cannot be read: ")
+    assert "home" in caught.value.problems[0]
+
+
 def test_shares_are_dealt_by_seed(file: Path) -> None:
     """Of 7 clients 2/3 and 1/3: 5 and 2 (4.67, 2.33)."""
     options = DevicesOptions(file=str(file), shares={"small": 2, "large": 1})
@@ -155,6 +164,8 @@ def test_a_column_of_the_data(file: Path) -> None:
         ({"shares": {"laptop": 1}, "column": "x"}, "give one of shares, clients or column, not shares and column"),
         ({"shares": {"laptop": 0}}, "devices.shares.laptop = 0"),
         ({"shares": {}}, "devices.shares = {}"),
+        ({"shares": {"laptop": math.inf}}, "devices.shares.laptop = inf: input should be a finite number"),
+        ({"shares": {"laptop": 1, "x": math.nan}}, "devices.shares.x = nan: input should be a finite number"),
         ({"file": "builtin", "classes": {"a": {}}, "shares": {"a": 1}}, "devices.classes.a.memory: is missing"),
         (
             {"classes": {"a": {"memory": 1, "macs_per_second": 1, "down": "x", "up": 1}}, "shares": {"a": 1}},
@@ -200,6 +211,7 @@ def test_quantities() -> None:
         7,
         2_500_000,
     ]
+    assert [quantity(q) for q in (1.9, "1.9", 1.4, "0.0016K")] == [2, 2, 1, 2]
     for bad in ("", "0", "-1MB", "1Z", "MB", 0, -1, 0.5, float("nan"), float("inf"), True, None, [1]):
         with pytest.raises(ValueError, match="must be a positive number like 512MB"):
             quantity(bad)

@@ -81,6 +81,22 @@ def test_6_what_a_client_does_not_hold_it_leaves_unchanged(form: str, model: str
         torch.testing.assert_close(tensor.double(), before[name] + total / len(results), rtol=1e-5, atol=1e-6)
 
 
+def test_6_weighted_by_examples() -> None:
+    """x + sum p_n (x_n - x), p_n = n_n / sum n: of clients with 5, 6, 7 and 8 examples."""
+    world = formed("heterofl", "mlp", MIXED, server=ServerOptions(rule="fill", weights="examples"))
+    before, results = world.method.state, world.train(world.plan())
+    world.method.merge(1, results)
+    for name in world.method.supernet.parameters:
+        after = before[name].double()
+        positions = torch.arange(after.numel()).view(after.shape)
+        for assignment, update in results:
+            part, values = assignment.trained(update), update.payload["model"][name]
+            change = (values - part.select(name, before[name])) * world.method.counted(assignment).get(name, 1.0)
+            share = (5 + assignment.client) / 26
+            after.view(-1)[part.select(name, positions).reshape(-1)] += share * change.reshape(-1).double()
+        torch.testing.assert_close(world.method.state[name].double(), after, rtol=1e-5, atol=1e-6)
+
+
 @every_form
 def test_8_order_does_not_matter(form: str, model: str) -> None:
     one, other = formed(form, model, MIXED, server=FILL), formed(form, model, MIXED, server=FILL)
