@@ -15,6 +15,8 @@ from scipy.spatial.distance import jensenshannon
 from tests.allocation.world import allocate, view
 from uneven.allocation.divergence import Report, Scorer, Scoring, js, scored, smoothed
 from uneven.allocation.ranked import places
+from uneven.errors import SpecError
+from uneven.spec import parse
 
 PLAIN = Scoring(alpha=1.0, draws=20, noise=0.0, seed=0)
 
@@ -134,6 +136,40 @@ def test_the_scale_is_the_counts_of_an_example_over_epsilon() -> None:
     given = allocate("hasa", view([10, 10, 10], counts, seed=4, per_example=3), noise=0.5)
     by_hand = scores(counts, Scoring(alpha=1.0, draws=20, noise=6.0, seed=4))
     assert given.columns["score"] == [report.score for report in by_hand]
+
+
+def test_noise_that_leaves_nothing_is_told() -> None:
+    """Of a client with two counts of 1 under noise of 1000, both fall below 0 by one seed of four."""
+    drowned = []
+    for seed in range(12):
+        noised = Scorer(0, [1, 1], replace(PLAIN, noise=1000.0, seed=seed)).contribution()
+        one = view([2], [[1, 1]], seed=seed)
+        drowned.append(not noised.any())
+        if not drowned[-1]:
+            assert allocate("hasa", one, noise=1e-3).ratios == pytest.approx([0.5])
+            continue
+        with pytest.raises(SpecError, match=r"^allocation\.noise: the noise leaves nothing of all counts") as told:
+            allocate("hasa", one, noise=1e-3)
+        assert len(told.value.problems) == 1
+    assert 0 < sum(drowned) < 12
+
+
+@pytest.mark.parametrize("policy", ["hasa", "inverse", "random"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"noise": 9e-7}, r"allocation\.noise = 9e-07: input should be greater than or equal to 0\.000001"),
+        ({"noise": 0}, r"allocation\.noise = 0: input should be greater than or equal to 0\.000001"),
+        ({"noise": math.inf}, r"allocation\.noise = inf: input should be a finite number"),
+        ({"noise": 1.0, "alpha": 0}, r"allocation: alpha = 0: noise may leave a client no counts"),
+    ],
+)
+def test_noise_that_cannot_be(policy: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(SpecError, match=says) as told:
+        parse({"allocation": {"name": policy, **options}})
+    assert len(told.value.problems) == 1
+    parse({"allocation": {"name": policy, "noise": 1e-6}})
+    parse({"allocation": {"name": policy, "alpha": 0}})
 
 
 # Ranks.

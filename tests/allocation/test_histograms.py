@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.allocation.world import allocate, view
 from uneven.allocation.histograms import histograms
-from uneven.data import ClientData, DataOptions, Examples, Info, from_tensors, load
+from uneven.data import ClientData, DataOptions, Examples, Federation, Info, from_tensors, from_texts, load
 from uneven.errors import SpecError
+from uneven.experiment import Experiment
+from uneven.spec import parse
 
 IMAGES = Info(input_shape=(2, 1, 2), num_classes=3, labels=("a", "b", "c"))
 
@@ -81,6 +85,69 @@ def test_a_client_with_no_tokens_is_named() -> None:
     with pytest.raises(SpecError, match="client Bob has no tokens in its training split") as told:
         histograms(both, info, "tokens")
     assert "full" not in str(told.value)
+
+
+def test_marks_of_texts_are_no_tokens() -> None:
+    """V is what is left of 6 without filling, start and end."""
+    info = Info((5,), 2, ("a", "b"), vocab_size=6, pad_id=0, marks=(0, 2, 3))
+    x = torch.zeros(1, 5, dtype=torch.int64)
+    found = histograms([client(x, [0], tokens=torch.tensor([9, 4, 7, 7, 0, 5]))], info, None)
+    assert found.counts[0].tolist() == [4, 0, 5]
+    marked = client(x, [0], "Bob", tokens=torch.tensor([9, 0, 7, 7, 0, 0]))
+    with pytest.raises(SpecError, match="client Bob has no tokens"):
+        histograms([marked], info, None)
+
+
+def of_texts(empty: str) -> Federation:
+    """Clients "ann" and "cy" have texts, all those of "bob" are like ``empty``."""
+    texts = ["apple bread"] * 8 + [empty] * 6 + ["cheese dates"] * 8
+    names = ["ann"] * 8 + ["bob"] * 6 + ["cy"] * 8
+    source = from_texts(texts, torch.arange(22) % 2, test=(["apple"], torch.zeros(1).long()), client=names)
+    return load(DataOptions(source=source, partition="natural", tokenizer="bpe", max_length=6))
+
+
+def test_tokens_of_texts_that_were_read() -> None:
+    """All but the three marks of 'bpe': two words of each text, one of each of bob's."""
+    federation = of_texts("apple")
+    found = histograms(federation.clients, federation.info, None)
+    assert federation.info.vocab_size is not None
+    assert {len(own) for own in found.counts} == {federation.info.vocab_size - 3}
+    words = [len(own.train) * each for own, each in zip(federation.clients, (2, 1, 2), strict=True)]
+    assert [int(own.sum()) for own in found.counts] == words
+
+
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_a_client_whose_texts_are_all_empty_is_named(empty: str) -> None:
+    """The others have texts; through the policy."""
+    federation = of_texts(empty)
+    assert [client.name for client in federation.clients] == ["ann", "bob", "cy"]
+    seen = replace(view([8, 6, 8]), histograms=lambda kind: histograms(federation.clients, federation.info, kind))
+    with pytest.raises(SpecError, match=r"^allocation\.counts = 'tokens': client bob has no tokens") as told:
+        allocate("hasa", seen)
+    assert len(told.value.problems) == 1
+
+
+def test_data_of_one_label_have_no_labels_to_score() -> None:
+    """Through a policy; their inputs can be counted."""
+    x = torch.arange(24 * 16).reshape(24, 1, 4, 4).remainder(256).to(torch.uint8)
+    test = (x[:4], torch.zeros(4).long())
+    source = from_tensors(x, torch.zeros(24).long(), test=test, client=torch.arange(24) // 8)
+    federation = load(DataOptions(source=source, partition="natural"))
+    assert federation.info.num_classes == 1
+    with pytest.raises(SpecError, match=r"^allocation\.counts = 'labels': the data have but one value") as told:
+        histograms(federation.clients, federation.info, None)
+    assert len(told.value.problems) == 1
+    found = histograms(federation.clients, federation.info, "inputs")
+    assert [int(own.sum()) for own in found.counts] == [len(c.train) * 16 for c in federation.clients]
+    spec: dict[str, Any] = {
+        "data": {"source": source, "partition": "natural"},
+        "model": {"name": "mlp", "hidden": [10]},
+        "cohort": 2,
+    }
+    with pytest.raises(SpecError, match=r"^allocation\.counts = 'labels': the data have but one value"):
+        Experiment(parse(spec | {"allocation": "hasa"}))
+    by_inputs = Experiment(parse(spec | {"allocation": {"name": "hasa", "counts": "inputs"}}))
+    assert by_inputs.allocation.exact == pytest.approx(0.5)
 
 
 def test_training_splits_are_counted_and_no_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from hypothesis import strategies as st
 import uneven
 from tests.allocation.world import allocate, view
 from tests.run.helpers import contents, lines, tiny_data
-from uneven.data import from_tensors
+from uneven.data import Examples, Federation, from_tensors
+from uneven.data import load as load_data
 from uneven.errors import DataError, SpecError
-from uneven.experiment import Experiment
+from uneven.experiment import Experiment, load_model
+from uneven.probe import _held_out
+from uneven.probe import accuracies as accuracies_of
+from uneven.rng import generator
 from uneven.run import resume
 from uneven.spec import load, parse
 
@@ -87,14 +92,39 @@ def test_widths_that_cost_too_much() -> None:
         allocate("oracle", view([1, 1], accuracies=[[0.5, 0.5]] * 2), widths=[0.6, 0.8])
 
 
+ROWS = [[0.5, 0.5, 0.5], [0.1, 0.3, 0.9], [0.2, 0.4, 0.5], [0.3, 0.5, 0.6]]
+
+
+def test_masks_are_refused_and_told_what_to_do() -> None:
+    """Before anything is measured, and also where accuracies are given."""
+    says = r"^allocation 'oracle': measures widths, and .*shares of the parameters; set match = 'params'"
+    with pytest.raises(SpecError, match=says):  # this view fails when it is asked for accuracies
+        allocate("oracle", view([1, 1], parameters=1000), widths=WIDTHS, cost="params")
+    given = {"name": "oracle", "widths": WIDTHS, "accuracies": ROWS, "cost": "params"}
+    with pytest.raises(SpecError, match=says) as told:
+        Experiment(parse(sections(method="fiarse", allocation=given)))
+    assert len(told.value.problems) == 1
+
+
+@pytest.mark.parametrize("cost", ["width", "params"])
+def test_masks_that_match_widths_get_as_many_parameters(cost: str) -> None:
+    given = {"name": "oracle", "widths": WIDTHS, "accuracies": ROWS, "cost": cost}
+    masks = Experiment(parse(sections(method="fiarse", match="params", allocation=given)))
+    widths = Experiment(parse(sections(allocation=given)))
+    assert masks.allocation.unit == "width"
+    assert masks.allocation.capacities == widths.allocation.capacities
+    assert [card.size for card in masks.cards] == [masks.supernet.prefix(c.width).size for c in widths.cards]
+    assert len({card.size for card in masks.cards}) > 1
+
+
 # The probe.
 
 
-def sections(n: int = 48, **changes: Any) -> dict[str, Any]:
+def sections(n: int = 48, noise: float = 1.0, **changes: Any) -> dict[str, Any]:
     """Four natural clients of two classes."""
     draws = torch.Generator().manual_seed(0)
     y = torch.arange(n) % 2
-    x = torch.randn(n, 6, generator=draws) + 3 * y[:, None]
+    x = noise * torch.randn(n, 6, generator=draws) + 3 * y[:, None]
     source = from_tensors(x, y, test=(x[:10], y[:10]), client=torch.arange(n) // 2 % 4)
     base: dict[str, Any] = {
         "rounds": 2,
@@ -105,6 +135,71 @@ def sections(n: int = 48, **changes: Any) -> dict[str, Any]:
         "allocation": {"name": "oracle", "widths": WIDTHS},
     }
     return base | changes
+
+
+def halves(federation: Federation, seed: int, size: int) -> list[tuple[Examples, Examples]]:
+    """What each client's training split is cut to, so many examples of it held out."""
+    cut = []
+    for client in federation.clients:
+        order = torch.randperm(len(client.train), generator=generator(seed, "probe split", client.id))
+        cut.append((client.train[order[size:]], client.train[order[:size]]))
+    return cut
+
+
+def test_accuracies_are_those_of_a_slimmable_network_on_what_is_held_out() -> None:
+    """Trained here, as an experiment of its own; of 48 training examples of a client .2 is 10."""
+    hard = sections(n=240, noise=3.0)
+    spec = parse(hard | {"seed": 3})
+    federation, net = load_model(spec)
+    assert {len(client.train) for client in federation.clients} == {48}
+    found = torch.tensor(accuracies_of(spec, federation, net, WIDTHS))
+
+    cut = halves(federation, 3, 10)
+    clients = [replace(c, train=train) for c, (train, _) in zip(federation.clients, cut, strict=True)]
+    own = hard | {"seed": 3, "clients": {"capacities": 0.8}, "method": {"name": "slimmable", "ladder": WIDTHS}}
+    del own["allocation"]
+    trained = Experiment(parse(own), (replace(federation, clients=tuple(clients)), net))
+    for t in (1, 2):
+        trained.round(t)
+    by_hand = torch.zeros(4, 3)
+    for k, width in enumerate(WIDTHS):
+        part = net.prefix(width)
+        network = part.network().load(trained.method.values(part)).eval()
+        for n, (_, held_out) in enumerate(cut):
+            by_hand[n, k] = (network(held_out.x).argmax(1) == held_out.y).float().mean()
+    assert found.tolist() == [pytest.approx(row) for row in by_hand.tolist()]
+    assert (found[:, 0] != found[:, 2]).any()
+    assert (found[:, 1] != found[:, 2]).any()
+    assert len(set(found[:, 2].tolist())) > 1
+
+
+@pytest.mark.parametrize(
+    ("n", "share", "held_out"),
+    [(48, 0.2, 2), (48, 0.5, 3), (240, 0.2, 10), (40, 0.8, 1), (16, 0.5, 1), (40, 0.01, 1)],
+)
+def test_what_is_held_out_is_not_trained_on(n: int, share: float, held_out: int) -> None:
+    """The two are the client's training split, each row once. Of 40 examples a client has 10, of which .8 leave 2
+    to train on: one of them is held out, and one is not."""
+    data = sections(n=n)["data"] | {"local_test_share": share}
+    spec = parse(sections(n=n, data=data))
+    federation = load_data(spec.data)
+    for client in federation.clients:
+        cut = _held_out(client, spec)
+        every = torch.cat([cut.train.x, cut.test.x])
+        assert len(cut.test) == held_out
+        assert len(every) == len(client.train) == len(every.unique(dim=0))
+        assert sorted(every.tolist()) == sorted(client.train.x.tolist())
+        assert (cut.id, cut.name) == (client.id, client.name)
+        pairs = {tuple(x): int(y) for x, y in zip(client.train.x.tolist(), client.train.y, strict=True)}
+        for part in (cut.train, cut.test):
+            assert [pairs[tuple(x)] for x in part.x.tolist()] == part.y.tolist()
+
+
+def test_what_is_held_out_goes_by_the_seed() -> None:
+    data = load_data(parse(sections()).data)
+    drawn = [_held_out(data.clients[0], parse(sections(seed=seed))).test.x.tolist() for seed in (0, 0, 1, 2, 3)]
+    assert drawn[0] == drawn[1]
+    assert len({str(own) for own in drawn}) > 1
 
 
 def test_accuracies_are_measured_on_training_examples_alone() -> None:
