@@ -345,6 +345,11 @@ class DynamicOptions(SparseOptions):
             raise TypeError("method.end is not decided yet")
         return Schedule(self.every, self.end, self.change, self.decay)
 
+    @property
+    def first_due(self) -> int:
+        """The round that the first adjustment is after."""
+        return 2 if self.opens and self.every == 1 else self.every  # round 1 opens
+
     def due(self, t: int) -> bool:
         """Whether the topology is adjusted after round t; not where it only opens then."""
         return self.schedule.due(t) and not (self.opens and t == 1)
@@ -359,7 +364,7 @@ class DynamicMethod(SparseMethod):
     def resolve(self, context: Context, options: Any) -> Any:
         options = super().resolve(context, options)
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
-        first = 2 if options.opens and options.every == 1 else options.every  # round 1 opens
+        first = options.first_due
         last = min(end - 1 if options.decay == "cosine" else end, context.rounds)
         if last < first and (options.density < 1 or options.end):
             given = f"method.end = {end}" if options.end else f"rounds = {context.rounds}, so T_end = {end}"
@@ -371,7 +376,7 @@ class DynamicMethod(SparseMethod):
 
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
-        if self.options.density < 1 and not any(self.swaps(self.options.every).values()):
+        if self.options.density < 1 and not any(self.swaps(self.options.first_due).values()):
             raise MethodError(
                 f"method.change = {self.options.change:g}: of {max(self.links.values()):,} links, the most that a "
                 "layer has, it exchanges none; use a larger share"
