@@ -15,12 +15,12 @@ from uneven.errors import nearest
 
 def lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: Sequence[str] = ()) -> list[str]:
     """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
-    problems = {tuple(problem["loc"]): problem for problem in error.errors()}
-    inner = [loc for loc in problems if not any(other[: len(loc)] == loc for other in problems if other != loc)]
+    found = [(_path(table, problem), problem) for problem in error.errors()]
     messages: dict[str, list[str]] = {}
-    for loc in inner:
-        key, message = _describe(root, table, problems[loc], prefix)
-        messages.setdefault(key, []).append(message)
+    for path, problem in found:
+        if not any(len(other) > len(path) and other[: len(path)] == path for other, _ in found):
+            key, message = _describe(root, table, problem, prefix)
+            messages.setdefault(key, []).append(message)
     return [f"{key}: {'; or '.join(parts)}" if key else parts[0] for key, parts in messages.items()]
 
 
@@ -42,6 +42,12 @@ def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: Sequence[
     else:
         message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key} = {value!r}", message
+
+
+def _path(table: Any, problem: Any) -> tuple[Any, ...]:
+    """Where in the table it is, whichever type it was read as; of a missing key, where it would be."""
+    loc = problem["loc"]
+    return tuple(loc) if problem["type"] == "missing" else tuple(_keys_of(table, loc))
 
 
 def _keys_of(table: Any, loc: Sequence[Any]) -> Iterator[Any]:

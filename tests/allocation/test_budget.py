@@ -240,6 +240,12 @@ def test_two_passes_above_the_budget_are_rounded_down_where_it_cannot_be_met() -
     assert given.capacities == pytest.approx([0.2, 0.2, 0.2, 0.275])
 
 
+def test_two_passes_that_no_narrower_part_could_meet() -> None:
+    """Of two channels the first is .5, above B and above what the passes come to."""
+    with pytest.raises(SpecError, match=r"budget = 0\.3: cannot be met in whole channels .* the least is 0\.5"):
+        spend([0.01, 1.0], [1, 1], hidden=(2,), budget=0.3, passes=2)
+
+
 def test_two_passes_below_the_budget_are_rounded_up_to_it() -> None:
     """a = .5/.24: .8, .8, .208; a = .5/.327: .8, .8, .319, which is .415. Of .3 and .4 the wider: .16 + .32."""
     given = spend([0.8, 0.8, 0.1], [10, 10, 80], hidden=(10,), passes=2)

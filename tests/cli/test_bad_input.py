@@ -200,6 +200,7 @@ FINITE = "input should be a finite number"
         (["method='fedrts'", "method.density=0.5", "method.strength=inf"], f"method.strength = inf: {FINITE}"),
         (["method='fedrts'", "method.density=0.5", "method.strength=nan"], f"method.strength = nan: {FINITE}"),
         (["training.lr=inf"], f"training.lr = inf: {FINITE}"),
+        (["allocation='uniform'", "allocation.caps=[nan, 1]"], f"allocation.caps.0 = nan: {FINITE}"),
         (["allocation='hasa'", "allocation.noise=inf"], f"allocation.noise = inf: {FINITE}"),
         (
             ["devices.file='~nosuchuser/x'", "devices.shares={a=1}"],

@@ -102,7 +102,7 @@ class Budgeted(Policy):
         ratios = rescale(targets.ratios, room, options.budget)
         spent = room.spent(ratios)
         return Allocation(
-            capacities=_whole(ratios, options.budget, room, over=spent > options.budget + NEAR),
+            capacities=_whole(ratios, options.budget, spent, room),
             unit=room.scale.unit,
             options=self.options,
             cost=options.cost,
@@ -176,9 +176,9 @@ def _require_positive(ratios: Sequence[float], view: View, policy: str) -> None:
         raise SpecError([f"allocation: {policy} gives client {n} the ratio {r:g}, not positive" for n, r in bad])
 
 
-def _whole(ratios: Sequence[float], budget: float, room: Room, over: bool) -> list[float]:
+def _whole(ratios: Sequence[float], budget: float, spent: float, room: Room) -> list[float]:
     """Every ratio at the step below or above, such that the cost comes nearest to the budget from below. Where
-    that cannot be, since the ratios are ``over`` it: all at the step below."""
+    that cannot be, since ratios have ``spent`` more: all at the step below."""
     steps = []
     for name, ratio, cap in zip(room.names, ratios, room.caps, strict=True):
         steps.append([step for step in room.scale.steps(ratio) if step <= cap + NEAR])
@@ -191,10 +191,10 @@ def _whole(ratios: Sequence[float], budget: float, room: Room, over: bool) -> li
             )
     costs = [[p * room.scale.cost(step) for step in own] for p, own in zip(room.weights, steps, strict=True)]
     taken = choose([[(c, c) for c in own] for own in costs], budget + NEAR)
-    if taken is None and over:
-        taken = [0] * len(costs)
     if taken is None:
-        least = fsum(min(own) for own in costs)
+        least = fsum(own[0] for own in costs)
+        if least <= spent + NEAR:
+            return [own[0] for own in steps]
         raise SpecError(
             [
                 f"allocation.budget = {budget:g}: cannot be met in whole channels of this model; near these "
