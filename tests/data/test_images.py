@@ -71,3 +71,32 @@ def test_only_images_are_resized(write, numbered, x, what):
 def test_a_size_that_is_none(size, says):
     with pytest.raises(SpecError, match=rf"data.size.*{says}"):
         parse({"data": {"size": size}})
+
+
+def test_only_images_that_are_used_are_decoded(images, write):
+    """The image of row k is k everywhere, with label k mod 2. An error where one is used that is none."""
+    column = images([np.full((3, 3), k, np.uint8) for k in range(40)])
+    wrong = [
+        {"bytes": b"no image" if k == 7 else f["bytes"], "path": None} for k, f in enumerate(column.to_pylist())
+    ]
+    labels = [k % 2 for k in range(40)]
+    whole, broken = (
+        write(name, {"image": rows, "label": labels})
+        for name, rows in (("a.parquet", column), ("b.parquet", wrong))
+    )
+    errors = 0
+    for seed in range(8):
+        options = {"train_limit": 12, "test_limit": 3, "partition": {"kind": "iid"}}
+        federation = load(DataOptions(source=whole, **options), 3, seed)
+        splits = [split for c in federation.clients for split in (c.train, c.test)] + [federation.test]
+        used = torch.cat([split.x.flatten(1) for split in splits])
+        assert (len(used), len(used.unique())) == (15, 15)
+        assert torch.equal(used[:, 0] % 2, torch.cat([split.y for split in splits]))
+        assert torch.equal(used, used[:, :1].expand(-1, 9))
+        if 7 in used:
+            errors += 1
+            with pytest.raises(DataError, match="row 7: not an image"):
+                load(DataOptions(source=broken, **options), 3, seed)
+        else:
+            load(DataOptions(source=broken, **options), 3, seed)
+    assert 0 < errors < 8

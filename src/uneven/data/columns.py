@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from uneven.data.images import decode
 from uneven.data.rows import Ids, as_numbers, check_classes
 from uneven.errors import DataError, nearest
 
@@ -47,19 +46,20 @@ def class_names(schema: pa.Schema, column: str) -> tuple[str, ...] | None:
         return None
 
 
-def inputs(
-    column: pa.ChunkedArray, name: str, shape: tuple[int, ...] | None, size: tuple[int, int] | None
-) -> Tensor:
-    """(n, *input_shape): uint8 images, resized to ``size``; lists of numbers as float32, int64 or uint8, in
-    ``shape``."""
+def files(columns: Sequence[pa.ChunkedArray], name: str) -> list[list[bytes]] | None:
+    """The encoded images of one column in each split; None where it holds none."""
     what = f"input column '{name}'"
-    column = _plain(column, what)
-    files = _files(column, what)
-    if files is None:
-        refuse("size", size, "lists of numbers", what)
-        return _reshaped(_lists(column, what), shape, what)
-    refuse("shape", shape, "images", what)
-    return decode(files, what, size)
+    found = [_files(_plain(column, what), what) for column in columns]
+    splits = [own for own in found if own is not None]
+    if len(splits) not in (0, len(found)):
+        raise DataError(f"{what} holds images in one of the train and test splits, and none in the other")
+    return splits or None
+
+
+def arrays(column: pa.ChunkedArray, name: str, shape: tuple[int, ...] | None) -> Tensor:
+    """(n, *input_shape): lists of numbers as float32, int64 or uint8, in ``shape``."""
+    what = f"input column '{name}'"
+    return _reshaped(_lists(_plain(column, what), what), shape, what)
 
 
 def texts(columns: Sequence[pa.ChunkedArray], name: str) -> list[list[str]]:

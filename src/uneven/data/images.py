@@ -17,41 +17,49 @@ class _ColourMetError(Exception):
     """A colour image came after grey ones."""
 
 
-def decode(files: Sequence[bytes], what: str, size: tuple[int, int] | None = None) -> Tensor:
+def decode(
+    files: Sequence[bytes],
+    what: str,
+    size: tuple[int, int] | None = None,
+    rows: Sequence[int] | None = None,
+) -> Tensor:
     """(n, 1 or 3, h, w) uint8: grey sets have one channel, sets with any colour image have three.
 
     ``size``: the height and width that every image is resized to, by Pillow's bilinear filter, which averages
-    over all pixels under the filter where an image shrinks (no aliasing).
+    over all pixels under the filter where an image shrinks (no aliasing). ``what`` and ``rows`` name the files in
+    messages; by default 0, 1, ...
 
     Raises `DataError` for a file that is no image, for images of unequal sizes where no size is given, and for
     modes that do not fit into 8 bits and 3 channels (16 bits, transparency).
     """
-    mode = _open(files[0], 0, what)[1]
+    named = list(zip(rows or range(len(files)), files, strict=True))
+    mode = _open(*named[0], what)[1]
     try:
-        pixels = _fill(files, mode, what, size)
+        pixels = _fill(named, mode, what, size)
     except _ColourMetError:
-        pixels = _fill(files, "RGB", what, size)
+        pixels = _fill(named, "RGB", what, size)
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def _fill(
-    files: Sequence[bytes], mode: str, what: str, size: tuple[int, int] | None
+    files: Sequence[tuple[int, bytes]], mode: str, what: str, size: tuple[int, int] | None
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    width, height = _open(files[0], 0, what)[0].size if size is None else reversed(size)
+    first, _ = files[0]
+    width, height = _open(*files[0], what)[0].size if size is None else reversed(size)
     pixels = np.empty((len(files), height, width, len(mode) if mode == "RGB" else 1), np.uint8)
-    for i, file in enumerate(files):
-        image, own = _open(file, i, what)
+    for i, (row, file) in enumerate(files):
+        image, own = _open(row, file, what)
         if size is None and image.size != (width, height):
-            sizes = f"{width}x{height} (row 0) and {image.width}x{image.height} (row {i})"
+            sizes = f"{width}x{height} (row {first}) and {image.width}x{image.height} (row {row})"
             raise DataError(f"{what} holds images of unequal sizes: {sizes}; data.size = 32 would resize all")
         if own == "RGB" and mode == "L":
             raise _ColourMetError
-        decoded = _decoded(image, mode, i, what).resize((width, height), Image.Resampling.BILINEAR)
+        decoded = _decoded(image, mode, row, what).resize((width, height), Image.Resampling.BILINEAR)
         pixels[i] = np.frombuffer(decoded.tobytes(), np.uint8).reshape(pixels.shape[1:])
     return pixels
 
 
-def _open(file: bytes, row: int, what: str) -> tuple[Image.Image, str]:
+def _open(row: int, file: bytes, what: str) -> tuple[Image.Image, str]:
     """The image, still to be decoded, and the mode that holds all of it."""
     try:
         image = Image.open(io.BytesIO(file))

@@ -35,6 +35,9 @@ def load(options: DataOptions, count: int | None = None, seed: int = 0) -> Feder
         test = test[_limited(test.y, options.test_limit, "test", seed)]
     else:
         test = train.examples[validation]
+    if splits.images is not None:
+        examples, test = splits.images.decoded(train.examples, test)
+        train = replace(train, examples=examples)
     cuts = [_cut(part, options.local_test_share, seed, k) for k, part in enumerate(parts)]
     info = Info(tuple(train.examples.x.shape[1:]), len(splits.labels), splits.labels)
     if splits.texts is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from uneven.data import columns
 from uneven.data.federation import Examples
 from uneven.data.options import DataOptions
-from uneven.data.rows import InMemory, Rows, Splits, numbered, unlabelled
+from uneven.data.rows import Images, InMemory, Rows, Splits, numbered, unlabelled
 from uneven.data.sources import open_source
 from uneven.errors import DataError
 
@@ -40,11 +40,11 @@ def read(options: DataOptions) -> Splits:
         for key, name in keys:
             columns.find(key, name, (), parts.test.schema, f"the test split of {where}")
         tables.append(_table(parts.test, [name for _, name in keys], where))
-    xs, texts = _inputs([table.column(names.x) for table in tables], names.x, options)
+    xs, texts, images = _inputs([table.column(names.x) for table in tables], names.x, options)
     ys, classes = _labels(tables, names.y)
     examples = [Examples(x, y) for x, y in zip(xs, ys, strict=True)]
     test = None if parts.test is None else examples[0][:0] if unread else examples[1]
-    return Splits(_rows(train, names, examples[0]), test, classes, texts)
+    return Splits(_rows(train, names, examples[0]), test, classes, texts, images)
 
 
 def _from_memory(options: DataOptions, source: InMemory) -> Splits:
@@ -68,17 +68,24 @@ def _names(options: DataOptions, schema: pa.Schema, where: str) -> _Names:
 
 def _inputs(
     parts: list[pa.ChunkedArray], name: str, options: DataOptions
-) -> tuple[list[Tensor], tuple[str, ...] | None]:
-    """The inputs of each split; of texts their numbers, and the texts."""
+) -> tuple[list[Tensor], tuple[str, ...] | None, Images | None]:
+    """The inputs of each split; of texts and images their numbers, and the texts or images."""
+    what = f"input column '{name}'"
     if columns.is_text(parts[0].type):
         for key, value in (("shape", options.shape), ("size", options.image_size)):
-            columns.refuse(key, value, "texts", f"input column '{name}'")
-        return numbered(columns.texts(parts, name))
-    xs = [columns.inputs(column, name, options.shape, options.image_size) for column in parts]
+            columns.refuse(key, value, "texts", what)
+        xs, texts = numbered(columns.texts(parts, name))
+        return xs, texts, None
+    if files := columns.files(parts, name):
+        columns.refuse("shape", options.shape, "images", what)
+        xs, every = numbered(files)
+        return xs, None, Images(every, len(files[0]), what, options.image_size)
+    columns.refuse("size", options.image_size, "lists of numbers", what)
+    xs = [columns.arrays(column, name, options.shape) for column in parts]
     shapes = [list(x.shape[1:]) for x in xs]
     if shapes[0] != shapes[-1]:
         raise DataError(f"inputs have shape {shapes[0]} in the train split, but {shapes[-1]} in the test split")
-    return xs, None
+    return xs, None, None
 
 
 def _labels(tables: list[pa.Table], name: str | None) -> tuple[list[Tensor], tuple[str, ...]]:

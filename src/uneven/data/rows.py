@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from uneven.data.federation import Examples
+from uneven.data.images import decode
 from uneven.errors import DataError
 
+T = TypeVar("T")
 Ids = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -32,18 +34,38 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class Images:
+    """Encoded image files of the column ``what``, the first ``train`` of them of the training split; ``size``: the
+    height and width that they are resized to."""
+
+    files: Sequence[bytes]
+    train: int
+    what: str
+    size: tuple[int, int] | None
+
+    def decoded(self, *splits: Examples) -> list[Examples]:
+        """Examples whose x are numbers of images, with the images, uint8: those alone are decoded, each once."""
+        numbers = torch.unique(torch.cat([split.x for split in splits]))
+        rows = torch.where(numbers < self.train, numbers, numbers - self.train).tolist()
+        pixels = decode([self.files[n] for n in numbers.tolist()], self.what, self.size, rows)
+        return [Examples(pixels[torch.searchsorted(numbers, split.x.flatten())], split.y) for split in splits]
+
+
+@dataclass(frozen=True, eq=False)
 class Splits:
     """A set as its source gives it.
 
     ``test``: None where the source has no test split. ``labels``: the classes' names, none where the source gives
     no labels; y is then 0. ``texts``: where inputs are texts, all of them; an example's x, ``(1,)``, is then the
-    number of its text, until it is known which texts are for training.
+    number of its text, until it is known which texts are for training. ``images``: where inputs are images,
+    likewise, until it is known which are used.
     """
 
     train: Rows
     test: Examples | None
     labels: tuple[str, ...]
     texts: tuple[str, ...] | None = None
+    images: Images | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +135,8 @@ def unlabelled(n: int) -> Tensor:
     return torch.zeros(n, dtype=torch.int64)
 
 
-def numbered(splits: Sequence[Sequence[str]]) -> tuple[list[Tensor], tuple[str, ...]]:
-    """The numbers ``(n, 1)`` of the texts of each split, and all texts in the order of their numbers."""
+def numbered(splits: Sequence[Sequence[T]]) -> tuple[list[Tensor], tuple[T, ...]]:
+    """The numbers ``(n, 1)`` of the texts or images of each split, and all of them in the numbers' order."""
     numbers = torch.arange(sum(map(len, splits))).unsqueeze(1)
     parts = torch.split(numbers, [len(split) for split in splits])
     return list(parts), tuple(chain.from_iterable(splits))
