@@ -10,10 +10,12 @@ from torch import nn
 
 from tests.laws.world import MODELS, supernet
 from tests.methods.sparse import MEAN, NET, ONE, OTHER, client, data, gradient, made, places, plan, update, weights
+from uneven.data import Info
 from uneven.engines import inspect
 from uneven.errors import MethodError
 from uneven.methods import ClientCard, Context
 from uneven.methods.prunefl import PruneFL
+from uneven.models import build
 from uneven.sparsity.times import time_per_link
 from uneven.submodels import Supernet
 from uneven.training import TrainingOptions
@@ -178,3 +180,17 @@ def test_a_table_is_read_and_a_tied_one_counts_twice() -> None:
 
     net = Supernet(Tied(), torch.zeros(6, dtype=torch.int64))
     assert time_per_link(net) == pytest.approx({"words.weight": 6.6, "middle.weight": 6.0})
+
+
+def test_the_times_of_gpt2() -> None:
+    """Every linear layer by its tokens, 5; so the head, whose table of 9 words is read, too; positions are read once.
+
+    The graph makes a number on the way.
+    """
+    info = Info((5,), 9, tuple("abcdefghi"), vocab_size=9, pad_id=0, task="next_token")
+    model = build("gpt2", info, {"hidden": 8, "layers": 1, "heads": 2, "positions": 5}, seed=0)
+    net = Supernet(model, torch.zeros(5, dtype=torch.int64))
+    times = time_per_link(net)
+    tables = {name for name in times if name.endswith(("wte.weight", "wpe.weight"))}
+    assert {times[name] for name in times.keys() - tables} == {5.0}
+    assert sorted(times[name] for name in tables) == pytest.approx([1.0, 5 + 5 / 9])

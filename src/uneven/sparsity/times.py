@@ -8,7 +8,7 @@ from torch import fx
 
 from uneven.submodels import Supernet
 from uneven.submodels.axes import Axis
-from uneven.submodels.rules.base import numel
+from uneven.submodels.rules.base import Axes, numel
 
 
 def time_per_link(supernet: Supernet) -> dict[str, float]:
@@ -28,11 +28,16 @@ def time_per_link(supernet: Supernet) -> dict[str, float]:
         weights = {name for source in node.all_input_nodes for name in _weights(source, data) if name in times}
         size = sum(supernet.initial[name].numel() for name in weights)
         call = calls[node]
-        first = call.outputs if isinstance(call.outputs[0], Axis) else call.outputs[0]
-        work = call.macs(kept) if call.macs is not None else numel(first, kept)
+        work = call.macs(kept) if call.macs is not None else numel(_first(call.outputs), kept)
         for name in weights:
             times[name] += work / size
     return times
+
+
+def _first(outputs: Axes | list[Axes]) -> Axes:
+    """The axes of a call's result, or of the first of several; a number has none."""
+    several = bool(outputs) and not isinstance(outputs[0], Axis)
+    return outputs[0] if several else outputs  # type: ignore[return-value]
 
 
 def _of_the_input(graph: fx.Graph) -> set[fx.Node]:
