@@ -183,7 +183,7 @@ def test_a_table_is_read_and_a_tied_one_counts_twice() -> None:
 
 
 def test_the_times_of_gpt2() -> None:
-    """Every linear layer by its 5 tokens; so the head, whose table of 9 words is read, too; positions are read once.
+    """Every linear layer by its 5 tokens, so the head, whose table of 9 words is also read; positions once.
 
     The graph makes a number on the way.
     """
