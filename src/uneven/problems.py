@@ -15,10 +15,10 @@ from uneven.errors import nearest
 
 def lines(root: type[BaseModel], table: Any, error: ValidationError, prefix: Sequence[str] = ()) -> list[str]:
     """One line for each value that is wrong: not again for the table around it, nor for each of its types."""
-    found = [(_path(table, problem), problem) for problem in error.errors()]
+    found = [((tuple(problem["loc"]), _path(table, problem)), problem) for problem in error.errors()]
     messages: dict[str, list[str]] = {}
-    for path, problem in found:
-        if not any(len(other) > len(path) and other[: len(path)] == path for other, _ in found):
+    for places, problem in found:
+        if not any(_around(a, b) for others, _ in found for a, b in zip(places, others, strict=True)):
             key, message = _describe(root, table, problem, prefix)
             messages.setdefault(key, []).append(message)
     return [f"{key}: {'; or '.join(parts)}" if key else parts[0] for key, parts in messages.items()]
@@ -42,6 +42,10 @@ def _describe(root: type[BaseModel], table: Any, problem: Any, prefix: Sequence[
     else:
         message = problem["msg"][0].lower() + problem["msg"][1:]
     return f"{key} = {value!r}", message
+
+
+def _around(place: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return len(place) < len(other) and other[: len(place)] == place
 
 
 def _path(table: Any, problem: Any) -> tuple[Any, ...]:

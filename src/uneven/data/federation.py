@@ -52,12 +52,12 @@ class Info:
     """How many tokens there are, where an input is a text: inputs are then rows of ids 0..vocab_size - 1."""
     pad_id: int | None = None
     """The id of the token that fills short texts up; says nothing, and is to be masked."""
-    marks: tuple[int, ...] = ()
-    """The ids of tokens that are no part of a text: filling, start and end."""
     tokenizer: str | None = None
     """``data.tokenizer``, which a pretrained model compares with its own."""
     task: Task = "classify"
     """What is predicted: a class of each input, or at each position of a text the token that follows."""
+    marks: tuple[int, ...] = ()
+    """The ids of tokens that are no part of a text: filling, start and end."""
 
 
 @dataclass(frozen=True, eq=False)
