@@ -10,7 +10,8 @@ from tests.laws.world import METHOD_FORMS, World
 from uneven.aggregation import ServerOptions
 from uneven.engines import inspect
 from uneven.methods import METHODS
-from uneven.methods.topology import DynamicMethod, SparseMethod
+from uneven.methods.dynamic import DynamicMethod
+from uneven.methods.topology import SparseMethod
 from uneven.submodels import MaskSubmodel, State
 from uneven.training import TrainingOptions
 

@@ -13,7 +13,8 @@ from uneven.aggregation import ServerOptions
 from uneven.data import Examples
 from uneven.methods import METHODS, Assignment, ClientCard, Context, Update
 from uneven.methods.base import Candidates
-from uneven.methods.topology import DynamicMethod, SparseMethod
+from uneven.methods.dynamic import DynamicMethod
+from uneven.methods.topology import SparseMethod
 from uneven.submodels import Supernet
 from uneven.submodels.masks import masked
 from uneven.training import TrainingOptions

@@ -9,6 +9,7 @@ import torch
 
 from tests.methods.sparse import LINKS, client, data, gradient, holding, made, mask_of, places, plan, update
 from uneven.engines import inspect
+from uneven.errors import MethodError
 from uneven.methods import Failure
 from uneven.methods.feddst import FedDST
 from uneven.training import TrainingOptions
@@ -128,6 +129,14 @@ def test_a_client_that_exchanges_nothing_still_holds_its_links(name: str) -> Non
     method.adjust(2)
     assert places(method) == {0, 1, 2, 3, 4, 6}
     assert method.state["weight"].flatten().tolist() == pytest.approx([50, 1, 2, 3, 4, 0, 6, 0, 0, 0])
+
+
+@pytest.mark.parametrize("name", ["feddst", "fedsgc"])
+def test_clients_too_small_to_exchange_a_link(name: str) -> None:
+    """Who holds 3 of 6 links exchanges 3 / 6 of 2; who holds 2 none."""
+    made(name, sizes=(5, 4))
+    with pytest.raises(MethodError, match=r"change = 0.333333: the largest client holds 2 parameters, so few"):
+        made(name, sizes=(4, 4))
 
 
 def test_a_link_that_nobody_had_this_round_stays_a_candidate() -> None:

@@ -8,7 +8,8 @@ import torch
 from uneven.data import from_texts
 from uneven.experiment import Experiment
 from uneven.methods import METHODS
-from uneven.methods.topology import DynamicMethod, SparseMethod
+from uneven.methods.dynamic import DynamicMethod
+from uneven.methods.topology import SparseMethod
 from uneven.spec import parse
 
 TEXTS = [

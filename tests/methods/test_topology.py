@@ -25,7 +25,8 @@ from uneven.experiment import Experiment, load_model
 from uneven.methods import METHODS, Assignment, ClientCard, Context, Failure, Update
 from uneven.methods.base import Candidates, Growth
 from uneven.methods.static import Static
-from uneven.methods.topology import SparseClient, SparseMethod, SparseOptions
+from uneven.methods.topology import SparseMethod, SparseOptions
+from uneven.methods.topology_client import SparseClient
 from uneven.spec import parse
 from uneven.submodels import Supernet
 from uneven.training import TrainingOptions

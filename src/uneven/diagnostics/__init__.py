@@ -10,7 +10,7 @@ from uneven.diagnostics.options import DiagnosticsOptions
 from uneven.diagnostics.topology import Topology
 from uneven.errors import MethodError, SpecError
 from uneven.methods import Assignment, Method, Update
-from uneven.methods.topology import DynamicMethod
+from uneven.methods.dynamic import DynamicMethod
 from uneven.submodels import State
 from uneven.tracking import Line
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from uneven.data import Examples, Federation
 from uneven.methods import Assignment, Update
-from uneven.methods.topology import DynamicMethod
+from uneven.methods.dynamic import DynamicMethod
 from uneven.rng import generator
 from uneven.sparsity import Mask, strongest
 from uneven.sparsity.gradients import mean_gradient

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from uneven.data import Examples
+from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Choice, ClientCard, Context, Exchange, Update
-from uneven.methods.topology import DynamicMethod, DynamicOptions, SparseClient
+from uneven.methods.dynamic import DynamicMethod, DynamicOptions
+from uneven.methods.topology_client import SparseClient
 from uneven.rng import generator
 from uneven.sparsity import strongest
 from uneven.sparsity.gradients import mean_gradient
@@ -112,6 +115,15 @@ class FedDST(DynamicMethod):
     Options = FedDSTOptions
     Client = FedDSTClient
 
+    def __init__(self, context: Context, options: Any) -> None:
+        super().__init__(context, options)
+        due, parts = self.options.first_due, [self._part(client) for client in context.clients]
+        if self.options.density < 1 and not any(k for part in parts for k in self.counts(due, part).values()):
+            raise MethodError(
+                f"method.change = {self.options.change:g}: the largest client holds {max(p.size for p in parts):,} "
+                "parameters, so few links of each layer that it exchanges none; use a larger share"
+            )
+
     def alike(self, context: Context) -> bool:
         return False  # each grows links of its own
 
@@ -125,10 +137,14 @@ class FedDST(DynamicMethod):
 
     def exchange(self, t: int, submodel: Submodel) -> Exchange | None:
         """What the holder of a submodel is to exchange; None where that is nothing."""
+        counts = self.counts(t, submodel)
+        return Exchange(self.mask, counts) if any(counts.values()) else None
+
+    def counts(self, t: int, submodel: Submodel) -> dict[str, int]:
+        """How many links of each layer the holder of a submodel exchanges: its share of swap_l."""
         links = self.links
         shares = {name: int(submodel.select(name, mask).sum()) / links[name] for name, mask in self.mask.items()}
-        counts = {name: int(round(shares[name] * swap, 9)) for name, swap in self.swaps(t).items()}
-        return Exchange(self.mask, counts) if any(counts.values()) else None
+        return {name: int(round(shares[name] * swap, 9)) for name, swap in self.swaps(t).items()}
 
     def begin(self, t: int) -> None:
         self._had, self._held = ({name: torch.zeros_like(m) for name, m in self.mask.items()} for _ in range(2))

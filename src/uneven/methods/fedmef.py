@@ -15,7 +15,7 @@ from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, ClientCard, Context
 from uneven.methods.fedtiny import FedTiny, FedTinyOptions
-from uneven.methods.topology import SparseClient
+from uneven.methods.topology_client import SparseClient
 from uneven.rng import generator
 from uneven.sparsity import strongest
 from uneven.sparsity.activations import SparseActivations

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Context, Growth, Update
-from uneven.methods.topology import DynamicMethod, DynamicOptions
+from uneven.methods.dynamic import DynamicMethod, DynamicOptions
 from uneven.rng import subseed
 from uneven.sparsity import drop_and_grow, strongest
 from uneven.sparsity.posterior import Average, Posterior, restore, saved

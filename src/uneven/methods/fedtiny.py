@@ -11,8 +11,8 @@ from torch import Tensor
 
 from uneven.errors import MethodError
 from uneven.methods.base import Context, Growth
+from uneven.methods.dynamic import DynamicOptions
 from uneven.methods.gradient_growth import GradientGrowth
-from uneven.methods.topology import DynamicOptions
 from uneven.sparsity import drop_and_grow
 from uneven.sparsity.opening import Opening, Selection, varied
 from uneven.submodels import Supernet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from uneven.methods.base import Assignment, Update
-from uneven.methods.topology import DynamicMethod
+from uneven.methods.dynamic import DynamicMethod
 from uneven.submodels import State
 
 

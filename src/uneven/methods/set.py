@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from uneven.methods.topology import DynamicMethod
+from uneven.methods.dynamic import DynamicMethod
 from uneven.sparsity import drop_and_grow
 
 

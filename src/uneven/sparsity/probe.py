@@ -10,12 +10,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, fx
 
+from uneven.errors import MethodError
 from uneven.sparsity.kernel import Layout, linear, linear_layers
 from uneven.submodels import Network, Supernet
 
@@ -23,6 +24,27 @@ DENSEST = 0.1
 SMALLEST = 1 << 16  # places; below that a layer is a small part of what a step takes
 REPEATS = 5
 GAIN = 0.8  # of the dense time; layers nearer to it than that gained nothing in a whole step
+
+
+def sparse_layers(
+    given: Sequence[str] | None, supernet: Supernet, mask: Mapping[str, Tensor], batch: int
+) -> tuple[str, ...]:
+    """The weights of linear layers to compute from their links: those given, or by default those `faster` so.
+
+    Raises:
+        MethodError: one is no linear layer with a mask.
+    """
+    if given is None:
+        return faster(supernet, mask, batch)
+    network = supernet.prefix(1.0).network()
+    known = {call.weight for call in linear_layers(network.graphs[0], network)} & mask.keys()
+    for name in given:
+        if name not in known:
+            raise MethodError(
+                f"method.sparse_layers: {name!r} is no linear layer of the topology, which are "
+                + ", ".join(sorted(known))
+            )
+    return tuple(given)
 
 
 def faster(supernet: Supernet, mask: Mapping[str, Tensor], batch: int) -> tuple[str, ...]:
