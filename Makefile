@@ -9,7 +9,7 @@ demo: $(STAMP)
 	$(BIN)/uneven run $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check src tests scripts benchmarks

@@ -29,7 +29,7 @@ from uneven.data import Info
 from uneven.models import build
 from uneven.sparsity.initial import first_mask
 from uneven.sparsity.kernel import SparseNetwork
-from uneven.sparsity.probe import faster, ratio, seconds
+from uneven.sparsity.kernel_choice import faster, ratio, seconds
 from uneven.submodels import Network, Supernet
 from uneven.submodels.masks import masked
 from uneven.training import TrainingOptions

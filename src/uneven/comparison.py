@@ -107,6 +107,8 @@ def rows(
     """
     base = {key: value for key, value in table.items() if key != "compare"}
     forms = table.get("compare", {})
+    if not isinstance(forms, Mapping):
+        raise SpecError([f"compare = {forms!r}: must hold tables, [compare.LABEL]"])
     points = product("--grid", grid)
     if any("seed" in layer for layer in over):
         raise SpecError([_NO_SEED])

@@ -12,7 +12,7 @@ from uneven.errors import MethodError, SpecError
 from uneven.methods import Method
 from uneven.spec import Spec
 from uneven.submodels import Submodel, Supernet
-from uneven.submodels.cost import cost, widths
+from uneven.submodels.cost import cost, widest, widths
 from uneven.submodels.memory import HEADROOM
 
 
@@ -42,7 +42,9 @@ class Fitter:
             in_time = seconds is None or self.seconds(part, device, examples) <= seconds
             return in_time and self.memory(part) <= device.memory
 
-        return self.spec.method_class.widest(self.supernet, fits)
+        if self.spec.method_class.grain(self.spec.method_options) == "parameter":
+            return 1.0 if fits(self.supernet.prefix(1.0)) else None  # it computes all, whatever it holds
+        return widest(self.supernet, fits)
 
 
 def device_widths(

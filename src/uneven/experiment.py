@@ -22,6 +22,7 @@ from uneven.evaluation import Evaluation, evaluate
 from uneven.fitting import allocate, cards
 from uneven.methods import Assignment, ClientCard, Context, Failure, Method, Update
 from uneven.rng import generator
+from uneven.sparsity import held
 from uneven.spec import Spec
 from uneven.submodels import State, Submodel, Supernet
 from uneven.tracking import Line
@@ -227,5 +228,5 @@ def _choice_bytes(assignment: Assignment, update: Update) -> int:
     exchange, submodel = assignment.exchange, assignment.submodel
     if exchange is None:
         return update.submodel.index_bytes if update.submodel is not None else 0
-    held = {name: int(submodel.select(name, mask).sum()) for name, mask in exchange.masks.items()}
-    return math.ceil(math.fsum(exchange.nbytes(name, held[name]) for name in held))
+    own = held(submodel, exchange.masks)
+    return math.ceil(math.fsum(exchange.nbytes(name, count) for name, count in own.items()))

@@ -17,7 +17,7 @@ from uneven.errors import SpecError
 from uneven.methods import ClientCard
 from uneven.spec import Spec
 from uneven.submodels import Supernet
-from uneven.submodels.cost import Unit, cost, masked_within, width_for
+from uneven.submodels.cost import Unit, cost, masked_within, widest, width_for
 
 Fit = tuple[float, int, int | None]  # width, size and budget of a `ClientCard`
 CapacityUnit = Unit | Literal["width"]
@@ -124,7 +124,7 @@ def fit(supernet: Supernet, spec: Spec, capacity: float, unit: CapacityUnit) -> 
     width = width_for(supernet, capacity, unit, spec.training)
     budget = None if match is None else _budget(supernet, spec, capacity, unit, match)
     if match is not None and budget is not None:
-        matched = spec.method_class.widest(supernet, lambda part: cost(part, match, spec.training) <= budget)
+        matched = widest(supernet, lambda part: cost(part, match, spec.training) <= budget)
         if matched is None:
             raise SpecError([f"match = {match!r}: no width of this method costs at most {budget:,} {match}"])
         width = matched

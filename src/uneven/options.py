@@ -7,6 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 T = TypeVar("T")
 Many = Annotated[tuple[T, ...], Field(strict=False)]
 """Several values; a list will do, as TOML has no tuples. The values themselves are not converted."""
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+"""More than nothing, at most all."""
 
 
 class Options(BaseModel):

@@ -80,7 +80,8 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
         RunError: not a run folder, or its checkpoint is of another model or method.
     """
     folder = RunFolder(Path(path))
-    _check_versions(read(folder.spec).get("versions", {}), folder)
+    written = read(folder.spec)
+    _check_versions(written.get("versions", {}), folder)
     with one_thread():
         experiment = Experiment(load(folder.spec))
         t, tensors, memories = folder.load_checkpoint()
@@ -90,6 +91,8 @@ def resume(path: str | Path, watcher: Watcher | None = None) -> dict[str, Any]:
             _check_fits(experiment.saved(), tensors, folder)
             experiment.restore(tensors)
             experiment.engine.memories = memories
+        elif "versions" not in written:  # prepared by a comparison
+            folder.write("spec.toml", experiment.spec.to_toml(resolved(experiment)))
         return _go_on(experiment, folder, t, folder.keep_rounds(t), watcher or Silent())
 
 

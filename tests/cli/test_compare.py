@@ -6,12 +6,14 @@ import json
 import math
 import re
 import statistics
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from tests.laws.world import supernet
 from tests.run.helpers import files, one_error, server, sets
@@ -47,8 +49,10 @@ def test_every_combination_is_run_and_summed_up(tmp_path: Path) -> None:
         assert row["bytes_per_round"] == statistics.mean(
             sum((r["bytes"]["up"], r["bytes"]["down"])) / 2 for r in results
         )
-        spec = (where / "seed-1" / "spec.toml").read_text()
-        assert f"lr = {row['grid']['training.lr']}" in spec
+        spec = tomllib.loads((where / "seed-1" / "spec.toml").read_text())
+        assert spec["training"]["lr"] == float(row["grid"]["training.lr"])
+        assert spec["versions"]["torch"] == torch.__version__  # a run writes down what it resolved
+        assert spec["engine"] == {"name": "serial"}
     first, *others = table["rows"]
     metrics = [
         key for key in METRICS if key not in ("top3", "perplexity", "text_perplexity")
@@ -197,6 +201,8 @@ def test_bad_labels(tmp_path: Path, form: str, says: list[str]) -> None:
     one_error(server()("compare", "spec.toml", "--methods", "lab", "--out", "c", cwd=tmp_path), *says)
     (tmp_path / "spec.toml").write_text("[compare]\nlab = 3\n")
     one_error(server()("compare", "spec.toml", "--methods", "lab", cwd=tmp_path), "compare.lab = 3", "a table")
+    (tmp_path / "spec.toml").write_text("compare = 3\n")
+    one_error(server()("compare", "spec.toml", "--methods", "lab", cwd=tmp_path), "compare = 3", "tables")
 
 
 def test_another_comparison_is_not_written_over(tmp_path: Path) -> None:

@@ -225,6 +225,14 @@ def test_plan_shows_the_widest_for_each_class(tmp_path: Path) -> None:
     one_error(both, "--device", "no --memory")
 
 
+@pytest.mark.parametrize(("memory", "width"), [("1MB", r"1 │ +\S+"), ("7KB", r"none │ +")])
+def test_plan_of_a_method_that_saves_no_memory(memory: str, width: str, tmp_path: Path) -> None:
+    """Single parameters take the full model's."""
+    keys = {"devices.classes.small.memory": memory, "method": "fiarse", "clients.capacities.unit": "params"}
+    shown = server()("plan", *on_devices(small=1), *sets(keys), cwd=tmp_path).out
+    assert re.search(rf"│ small +│ +6 │ +\S+ │ +{width}", shown), shown
+
+
 def test_memory_of_a_class() -> None:
     """The spec's own classes, or those that come with uneven."""
     own = parse({"devices": {"classes": {"big": FAST}, "shares": {"big": 1}}})

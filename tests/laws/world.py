@@ -89,14 +89,15 @@ ONE_BY_ONE = ("fedfibos", "fedfibos-weighted", "fedfibos-channel", "fedfibos-ove
 
 OF_MASKS = ("mlp", "cnn-group", "cnn-batch", "resnet_tiny-batch", "lstm")
 """Models that have what a mask can meet: matrices, convolutions, norms of both kinds, a table of tokens, gates."""
+LARGE = ("resnet18-group", "shufflenet-batch")
 
 
 def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[str]) -> list[tuple[str, str]]:
     """Every form with every model that shows something of it.
 
-    A mask knows tensors, not how they are joined: the models of `OF_MASKS` have all kinds of them, and of scores
-    ``resnet18`` shows nothing that ``resnet_tiny`` does not, slowly. Early exits go with methods that train them,
-    and with no others; batch norm does not with those of `ONE_BY_ONE`.
+    A mask knows tensors, not how they are joined: the models of `OF_MASKS` have all kinds of them. Of another form
+    of a method the `LARGE` models show nothing that smaller ones do not, slowly. Early exits go with methods that
+    train them, and with no others; batch norm does not with those of `ONE_BY_ONE`.
     """
     masks, exits = masking(forms), exiting(forms)
     pairs = ((form, model) for model in models for form in forms if (form in exits) == model.endswith("-exits"))
@@ -104,7 +105,7 @@ def tried(forms: Mapping[str, tuple[str, Mapping[str, Any]]], models: Iterable[s
         (form, model)
         for form, model in pairs
         if (form not in masks or model in OF_MASKS)
-        and not (model == "resnet18-group" and form in ONE_BY_ONE)
+        and ((form in METHODS and form not in ONE_BY_ONE) or model not in LARGE)
         and not (model.endswith("-batch") and form in ONE_BY_ONE)
     ]
 

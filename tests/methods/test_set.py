@@ -60,4 +60,6 @@ def test_what_would_never_exchange_a_link(options: dict[str, Any], says: str) ->
     with pytest.raises(MethodError, match=says):
         made("set", **options)
     assert made("set", change=1 / 6).swaps(2) == {"weight": 1}
+    dense = made("set", density=1.0, every=100, end=None)  # nothing to exchange: its own options are taken back
+    assert made("set", density=1.0, every=100, end=dense.options.end).options == dense.options
     assert made("set", every=10, end=1000).swaps(10) == {"weight": 2}

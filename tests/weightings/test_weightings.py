@@ -35,10 +35,16 @@ def test_qffl_by_hand() -> None:
     assert weighting(ServerOptions(weights="qffl"), [0]).weight(0, 5, 3.0) == 15  # q = 1 by default
 
 
-@pytest.mark.parametrize("loss", [1e30, 1e300])
-def test_qffl_too_large(loss: float) -> None:
-    with pytest.raises(MethodError, match=r"server.q = 2: client 7 has a loss of 1e\+"):
+@pytest.mark.parametrize(
+    ("loss", "size"), [(1e18, "large"), (1e300, "large"), (1e-18, "small"), (1e-200, "small")]
+)
+def test_qffl_out_of_range(loss: float, size: str) -> None:
+    """What single precision would make infinite, or nothing."""
+    with pytest.raises(
+        MethodError, match=rf"server.q = 2: client 7 has a loss of 1e.*, .* power of q too {size};"
+    ):
         QFFL(2.0).weight(7, 5, loss)
+    assert QFFL(2.0).weight(7, 5, 1e-14) == pytest.approx(5e-28)
 
 
 def test_afl_by_hand() -> None:

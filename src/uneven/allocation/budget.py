@@ -5,35 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from uneven.allocation.base import Allocation, Columns, Policy, PolicyOptions, View
 from uneven.allocation.rounding import choose
 from uneven.allocation.scale import NEAR, Cost, Scale
 from uneven.errors import SpecError
-from uneven.options import Many
+from uneven.options import Many, Share
 
 DEVICES = "devices"
-Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class BudgetOptions(PolicyOptions):
     """Options of every policy with a budget."""
 
-    budget: Ratio = 0.5
+    budget: Share = 0.5
     """B, the mean of what the clients' parts cost, each weighted by its share of all training examples."""
-    r_min: Ratio = 0.2
+    r_min: Share = 0.2
     """The least ratio, before it is rounded to whole channels."""
-    r_max: Ratio = 0.8
+    r_max: Share = 0.8
     """The largest ratio, before it is rounded."""
     cost: Cost = "width"
     """What the budget counts: ratios (``width``) or their squares (``width2``), or a share of the full model's
     parameters, multiply-accumulates, bytes or predicted training memory."""
     passes: Literal["exact", 2] = "exact"
     """``exact``: ratios are scaled to meet the budget. 2: they are scaled and clipped twice, which may miss it."""
-    caps: Many[Ratio] | str | None = None
+    caps: Many[Share] | str | None = None
     """The largest ratio that each client can hold: a list, a numeric column of the data, or ``devices``: what the
     memory of its device allows (`ByDevice`). Default: no caps."""
 

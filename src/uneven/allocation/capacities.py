@@ -7,20 +7,19 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from uneven.options import Many, Options
+from uneven.options import Many, Options, Share
 
 LEVELS = (1.0, 0.5, 0.25, 0.125)
-Capacity = Annotated[float, Field(gt=0, le=1)]
 
 
 class Capacities(Options):
     """One of ``levels``, ``values`` or ``column``. A number alone is one level, a list alone is ``values``."""
 
-    levels: Many[Capacity] | None = Field(default=None, min_length=1)
+    levels: Many[Share] | None = Field(default=None, min_length=1)
     """Capacities in (0, 1], dealt to the clients by a seeded permutation."""
     shares: Many[Annotated[float, Field(gt=0)]] | None = None
     """The share of the clients that gets each level. Default: equal shares."""
-    values: Many[Capacity] | None = Field(default=None, min_length=1)
+    values: Many[Share] | None = Field(default=None, min_length=1)
     """One capacity per client."""
     column: str | None = None
     """A numeric column of the data that is one number per natural client."""

@@ -8,17 +8,17 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from uneven.allocation.base import PolicyOptions, View
-from uneven.allocation.budget import Budgeted, BudgetOptions, Ratio, Room, Targets
+from uneven.allocation.budget import Budgeted, BudgetOptions, Room, Targets
 from uneven.allocation.rounding import choose
 from uneven.allocation.scale import NEAR
 from uneven.errors import SpecError
-from uneven.options import Many
+from uneven.options import Many, Share
 
 Accuracy = Annotated[float, Field(ge=0, le=1)]
 
 
 class OracleOptions(BudgetOptions):
-    widths: Many[Ratio] = Field(default=(0.2, 0.35, 0.5, 0.65, 0.8), min_length=1)
+    widths: Many[Share] = Field(default=(0.2, 0.35, 0.5, 0.65, 0.8), min_length=1)
     """The widths to choose from, ascending, of r_min to r_max."""
     accuracies: Many[Many[Accuracy]] | None = None
     """For each client its accuracy at each width. Default: measured by training a slimmable network first; a run

@@ -35,11 +35,13 @@ class Topology:
     def __init__(self, examples: int | None, method: DynamicMethod, federation: Federation) -> None:
         self._examples, self._method, self._federation = examples, method, federation
         self.grown: State = {name: torch.zeros_like(mask) for name, mask in method.mask.items()}
-        self._votes = Votes(method.mask)
+        self._votes: Votes | None = None  # of a round that ends with an adjustment
 
     def heard(self, assignment: Assignment, update: Update) -> None:
         """Count the places that an accepted client speaks for."""
-        self._votes.add(assignment, update)
+        if self._method.options.due(assignment.round):
+            self._votes = self._votes or Votes(self._method.mask)
+            self._votes.add(assignment, update)
 
     def merged(self, t: int) -> None:
         """Note the topology, the weights and what is scheduled, between the merge and the adjustment."""
@@ -53,7 +55,7 @@ class Topology:
             if measured:
                 line = self._line(t, new, trained)
             self.grown = {name: mask & ~self._mask[name] for name, mask in new.items()}
-        self._votes = Votes(self._method.mask)
+            self._votes = None
         return line
 
     def _line(self, t: int, new: Mask, trained: Sequence[tuple[Assignment, Submodel]]) -> Line:
@@ -71,7 +73,7 @@ class Topology:
             "grown_kept": _share(_sizes(_both(self.grown, new)), _sizes(self.grown)),
             "dropped_smallest": self._overlap(t, gone, {n: -self._state[n].abs() for n in old}, old),
             "grown_largest": self._overlap(t, come, {n: gradient[n].abs() for n in old}, _not(old)),
-            "votes": self._votes.summary(),
+            "votes": None if self._votes is None else self._votes.summary(),
             "belief": {"links": self._quantiles(new), "free": self._quantiles(_not(new))},
             "layers": {
                 name: {

@@ -41,7 +41,7 @@ In a spec file the same method is ``[method] name = "my_module:Parity"``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal
@@ -56,7 +56,7 @@ from uneven.methods.messages import Assignment, Candidates, Choice, Exchange, Fa
 from uneven.options import Options
 from uneven.rng import generator, seeded, subseed
 from uneven.submodels import Network, State, Submodel, Supernet
-from uneven.submodels.cost import Unit, widest
+from uneven.submodels.cost import Unit
 from uneven.training import (
     Correction,
     Loss,
@@ -238,11 +238,6 @@ class Method:
     def grain(cls, options: Any) -> Grain:
         """What a capacity is spent on: whole channels, or single parameters."""
         return "channel"
-
-    @classmethod
-    def widest(cls, supernet: Supernet, fits: Callable[[Submodel], bool]) -> float | None:
-        """The largest width at which this method's submodels fit a budget; None if none does."""
-        return widest(supernet, fits)
 
     def submodel(self, t: int, client: ClientCard) -> Submodel:
         """Which part of the model the client holds in round t. Must be defined."""

@@ -62,7 +62,7 @@ class DynamicMethod(SparseMethod):
         end = max(1, context.rounds * 3 // 5) if options.end is None else options.end
         first = options.first_due
         last = min(end - 1 if options.decay == "cosine" else end, context.rounds)
-        if last < first and (options.density < 1 or options.end):
+        if last < first and options.density < 1:
             given = f"method.end = {end}" if options.end else f"rounds = {context.rounds}, so T_end = {end}"
             raise MethodError(
                 f"{given}: with decay '{options.decay}' the last exchange can be after round {last}, before the "
@@ -83,11 +83,11 @@ class DynamicMethod(SparseMethod):
         return {n: self.options.schedule.swap(t, k, self.mask[n].numel()) for n, k in self.links.items()}
 
     def growth(self, t: int) -> Growth | None:
-        """What clients are asked in a round that ends with an adjustment."""
+        """What clients are asked in a round that ends with an adjustment by which links are exchanged."""
         return None
 
     def assignment(self, t: int, client: ClientCard, submodel: Submodel) -> Assignment:
-        growth = self.growth(t) if self.options.due(t) else None
+        growth = self.growth(t) if self.options.due(t) and any(self.swaps(t).values()) else None
         return replace(super().assignment(t, client, submodel), growth=growth)
 
     def adjust(self, t: int) -> None:

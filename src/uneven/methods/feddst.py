@@ -15,11 +15,11 @@ from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Choice, ClientCard, Context, Exchange, Update
 from uneven.methods.dynamic import DynamicMethod, DynamicOptions
-from uneven.methods.topology_client import SparseClient
+from uneven.methods.topology_client import SparseClient, part_of
 from uneven.rng import generator
-from uneven.sparsity import strongest
+from uneven.sparsity import held, strongest
 from uneven.sparsity.gradients import mean_gradient
-from uneven.submodels import MaskSubmodel, Network, State, Submodel
+from uneven.submodels import Network, State, Submodel
 from uneven.submodels.masks import masked
 from uneven.training import Report
 
@@ -59,7 +59,8 @@ class FedDSTClient(SparseClient):
         early = math.ceil(round(self.options.before * steps, 9))
         report = self.fit(network, assignment, data, None, (0, early))
         part = masked(self.supernet, self.exchanged(network, assignment, assignment.exchange, data))
-        network = part.network().load(part.gather({name: t.detach() for name, t in network.tensors.items()}))
+        values = part.gather({name: t.detach() for name, t in network.tensors.items()})
+        network = self.network(replace(assignment, submodel=part)).load(values)
         if early < steps:
             report = _together(report, self.fit(network, assignment, data, None, (1, steps - early)))
         update = self.update(assignment, data, report, {"model": network.values()})
@@ -68,8 +69,7 @@ class FedDSTClient(SparseClient):
     def exchanged(self, network: Network, assignment: Assignment, exchange: Exchange, data: Examples) -> State:
         """Where the client's links are after the exchange, by tensor."""
         gradient = mean_gradient(network, data, self.training.batch_size, self.loss(data))
-        given, weights, masks = assignment.submodel, network.weights(), {}
-        assert isinstance(given, MaskSubmodel)  # the server has no others
+        given, weights, masks = part_of(assignment), network.weights(), {}
         draws = generator(self.seed, "exchange", assignment.round, assignment.client)
         for name, links in exchange.masks.items():
             start = given.spread(name, assignment.payload["model"][name])
@@ -117,11 +117,11 @@ class FedDST(DynamicMethod):
 
     def __init__(self, context: Context, options: Any) -> None:
         super().__init__(context, options)
-        due, parts = self.options.first_due, [self._part(client) for client in context.clients]
-        if self.options.density < 1 and not any(k for part in parts for k in self.counts(due, part).values()):
+        largest = max((self._part(client) for client in context.clients), key=lambda part: part.size)
+        if self.options.density < 1 and not any(self.counts(self.options.first_due, largest).values()):
             raise MethodError(
-                f"method.change = {self.options.change:g}: the largest client holds {max(p.size for p in parts):,} "
-                "parameters, so few links of each layer that it exchanges none; use a larger share"
+                f"method.change = {self.options.change:g}: the largest client holds {largest.size:,} parameters, "
+                "so few links of each layer that it exchanges none; use a larger share"
             )
 
     def alike(self, context: Context) -> bool:
@@ -142,21 +142,18 @@ class FedDST(DynamicMethod):
 
     def counts(self, t: int, submodel: Submodel) -> dict[str, int]:
         """How many links of each layer the holder of a submodel exchanges: its share of swap_l."""
-        links = self.links
-        shares = {name: int(submodel.select(name, mask).sum()) / links[name] for name, mask in self.mask.items()}
-        return {name: int(round(shares[name] * swap, 9)) for name, swap in self.swaps(t).items()}
+        own, links = held(submodel, self.mask), self.links
+        return {name: int(round(own[name] / links[name] * swap, 9)) for name, swap in self.swaps(t).items()}
 
     def begin(self, t: int) -> None:
         self._had, self._held = ({name: torch.zeros_like(m) for name, m in self.mask.items()} for _ in range(2))
 
     def observe(self, assignment: Assignment, update: Update) -> None:
         """Which links clients had, and which they hold now."""
-        had, held = assignment.submodel, assignment.trained(update)
-        assert isinstance(had, MaskSubmodel)  # there are no others
-        assert isinstance(held, MaskSubmodel)
+        had, has = part_of(assignment), part_of(assignment, update)
         for name in self.mask:
             self._had[name] |= had.holds(name)
-            self._held[name] |= held.holds(name)
+            self._held[name] |= has.holds(name)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
         masks, draws, links = {}, self.draws("ties", t), self.links

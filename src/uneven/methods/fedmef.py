@@ -15,11 +15,11 @@ from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, ClientCard, Context
 from uneven.methods.fedtiny import FedTiny, FedTinyOptions
-from uneven.methods.topology_client import SparseClient
+from uneven.methods.topology_client import SparseClient, part_of
 from uneven.rng import generator
-from uneven.sparsity import strongest
+from uneven.sparsity import held, strongest
 from uneven.sparsity.activations import SparseActivations
-from uneven.submodels import MaskSubmodel, Network, Submodel
+from uneven.submodels import Network, Submodel
 from uneven.training import Correction, Objective, Report
 
 
@@ -70,8 +70,7 @@ class FedMefClient(SparseClient):
     def low(self, network: Network, assignment: Assignment) -> dict[str, Tensor]:
         """Where the links are that the next adjustment would drop as things are; empty where none is near."""
         draws, weights = generator(self.seed, "extrusion", assignment.round), network.weights()
-        given = assignment.submodel
-        assert isinstance(given, MaskSubmodel)  # the server has no others
+        given = part_of(assignment)
         return {
             name: strongest(-weights[name].detach().abs(), given.holds(name), count, draws)
             for name, count in assignment.going.items()
@@ -147,6 +146,5 @@ class FedMef(FedTiny):
         due = next((r for r in range(t, t + (self.options.extrusion_rounds or 0)) if self.options.due(r)), None)
         if due is None:
             return {}
-        assert isinstance(submodel, MaskSubmodel)  # there are no others
-        gone = {name: int((mask & ~submodel.holds(name)).sum()) for name, mask in self.mask.items()}
-        return {name: max(swap - gone[name], 0) for name, swap in self.swaps(due).items()}
+        own, links = held(submodel, self.mask), self.links
+        return {name: max(swap - (links[name] - own[name]), 0) for name, swap in self.swaps(due).items()}

@@ -83,8 +83,7 @@ class FedRTS(DynamicMethod):
         return options.model_copy(update={n: v for n, v in defaults.items() if n not in given})
 
     def growth(self, t: int) -> Growth | None:
-        swaps = self.swaps(t)
-        return Growth(self.mask, swaps) if self.options.gamma < 1 and any(swaps.values()) else None
+        return Growth(self.mask, self.swaps(t)) if self.options.gamma < 1 else None
 
     def begin(self, t: int) -> None:
         links = self.links

@@ -74,8 +74,7 @@ class FedTiny(GradientGrowth):
         return super().resolve(context, options.model_copy(update={"candidates": given or default}))
 
     def growth(self, t: int) -> Growth | None:
-        swaps = self.swaps(t)
-        return Growth(self.mask, swaps, values=True) if any(swaps.values()) else None
+        return Growth(self.mask, self.swaps(t), values=True)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
         draws, gradient = self.draws("ties", t), self.gradient

@@ -8,16 +8,15 @@ Where a method keeps them apart, they are sets of their own beside the model, ``
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
-from pydantic import Field
 from torch import Tensor
 
 from uneven.aggregation import OverlapAverage
 from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Client, ClientCard, Context, Method, MethodOptions, Update
-from uneven.options import Many
+from uneven.options import Many, Share
 from uneven.submodels import Network, State, Submodel, Supernet
 from uneven.submodels.channels import Select, take
 from uneven.training import Objective
@@ -26,7 +25,7 @@ Steps = Sequence[Sequence[float]]  # the widths that each step trains
 
 
 class NestedOptions(MethodOptions):
-    ladder: Many[Annotated[float, Field(gt=0, le=1)]] | None = None
+    ladder: Many[Share] | None = None
     """Widths to train, those of the clients always among them. Default: those alone."""
 
     def steps(self, widths: Sequence[float], count: int, key: tuple[int, ...]) -> Steps:

@@ -63,7 +63,7 @@ class PruneFL(GradientGrowth):
         return options.model_copy(update=default)
 
     def growth(self, t: int) -> Growth | None:
-        return Growth(self.mask, {}, everywhere=True) if any(self.swaps(t).values()) else None
+        return Growth(self.mask, {}, everywhere=True)
 
     def adjusted(self, t: int) -> Mapping[str, Tensor]:
         swaps, draws = self.swaps(t), self.draws("ties", t)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from uneven.data import Examples
 from uneven.errors import MethodError
 from uneven.methods.base import Assignment, Client, ClientCard, Context, Method, MethodOptions
-from uneven.options import Many
+from uneven.options import Count, Many
 from uneven.submodels import Network, Submodel
 from uneven.submodels.cost import cost, widest
 from uneven.training import Objective, of_logits
@@ -22,7 +22,7 @@ DEFAULTS = {"distillation": 0.5, "temperature": 3.0, "distill_after": 0.25}
 
 
 class ScaleFLOptions(MethodOptions):
-    exits: bool | Annotated[Many[Annotated[int, Field(ge=1)]], Field(min_length=1)] = True
+    exits: bool | Annotated[Many[Count], Field(min_length=1)] = True
     """The exit that each capacity goes up to, the largest capacity first. ``true``: of E exits the e whose width
     is nearest to e / E. ``false``: none, widths alone."""
     distillation: float | None = Field(default=None, ge=0)

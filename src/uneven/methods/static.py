@@ -10,8 +10,8 @@ class Static(SparseMethod):
 
     Paper: none of its own; the control of Mocanu et al. 2018 (SET) and of Evci et al. 2020 (RigL).
 
-    Rule: K_l links of each layer, at random, of the largest initial |x| or of SNIP's scores (then over the whole
-    model, as with ``layers`` "global"); masked training, overlap average.
+    Rule: K_l links of each layer, at random, of the largest initial |x| or of SNIP's scores (over the whole
+    model with ``layers`` "global"); masked training, overlap average.
 
     Deviations: none.
     """

@@ -20,11 +20,11 @@ from uneven.methods.base import Assignment, ClientCard, Context, Grain, Method, 
 from uneven.methods.topology_client import SparseClient
 from uneven.options import Many
 from uneven.rng import generator
-from uneven.sparsity import Layers, Mask, strongest
+from uneven.sparsity import Layers, Mask, held, strongest
 from uneven.sparsity.coding import News, difference_bytes, subset_bytes
 from uneven.sparsity.initial import Initial, first_mask, initial_mask
+from uneven.sparsity.kernel_choice import faster, named
 from uneven.sparsity.opening import MeanAnswers, Opening, Snip
-from uneven.sparsity.probe import sparse_layers
 from uneven.submodels import MaskSubmodel, State, Submodel, Supernet
 from uneven.submodels.masks import masked
 
@@ -44,7 +44,8 @@ class SparseOptions(MethodOptions):
 
     sparse_layers: Many[str] | None = None
     """The weights of linear layers that training computes from their links alone. Default: those that measure
-    faster so on this machine, of layers with at most one link in ten places; [] is none."""
+    faster so on this machine, of layers with at most one link in ten places; none where links move between layers
+    (PruneFL's, and FedTiny's with ``candidates``), or where FedMef prunes activations. [] is none."""
 
     @property
     def opens(self) -> bool:
@@ -110,9 +111,12 @@ class SparseMethod(Method):
 
     def _sparse_layers(self) -> tuple[str, ...]:
         given = self.options.sparse_layers
-        if given is None and self.shifts:  # what is sparse now may not be later
+        if given is not None:
+            sparse = [name for name, mask in self.mask.items() if self.shifts or not mask.all()]
+            return named(given, self.supernet, sparse)
+        if self.shifts:  # what is sparse now may not be later
             return ()
-        return sparse_layers(given, self.supernet, self.mask, self.context.training.batch_size)
+        return faster(self.supernet, self.mask, self.context.training.batch_size)
 
     @property
     def links(self) -> dict[str, int]:
@@ -134,17 +138,19 @@ class SparseMethod(Method):
         return self._parts[1][client.size]
 
     def _share(self, size: int) -> MaskSubmodel:
-        """Of the links such a share as ``size``, less what is never pruned, is of the prunable parameters."""
+        """Of the links such a share as ``size``, less what is never pruned, is of the prunable parameters, and
+        one of each layer at least."""
         if size >= self.supernet.size:
             return masked(self.supernet, self.mask)
         counts, prunable = self.links, sum(mask.numel() for mask in self.mask.values())
         free = max(size - (self.supernet.size - prunable), 0)
-        kept = apportion(list(counts.values()), free * sum(counts.values()) // prunable)
-        if not all(kept):
+        if free < len(counts):
             raise MethodError(
                 f"a capacity of {size:,} of {self.supernet.size:,} parameters is too small: it leaves a layer of "
                 "the topology without a link"
             )
+        total = max(free * sum(counts.values()) // prunable, len(counts))
+        kept = [1 + k for k in apportion([k - 1 for k in counts.values()], total - len(counts))]
         draws = generator(self.context.seed, "share", size)
         parts = zip(self.mask.items(), kept, strict=True)
         return masked(
@@ -156,9 +162,8 @@ class SparseMethod(Method):
         adjustment that it has not seen, and its own choice among the links. The links at the start follow from
         the run's seed."""
         news = self._news.untold(client.id)
-        for name, mask in self.mask.items():
-            held = int(submodel.select(name, mask).sum())
-            news += subset_bytes(int(mask.sum()), held)
+        own = held(submodel, self.mask)
+        news += math.fsum(subset_bytes(k, own[name]) for name, k in self.links.items())
         asks = self.opening.asks if self.opening is not None and t == 1 else {}
         index_bytes = math.ceil(round(news, 6))
         return replace(super().assignment(t, client, submodel), index_bytes=index_bytes, asks=asks)
@@ -229,8 +234,8 @@ class SparseMethod(Method):
 
     @property
     def shifts(self) -> bool:
-        """Whether links move from tensor to tensor."""
-        return self.opening is not None
+        """Whether links move from tensor to tensor: an opening moves them, but for SNIP of each layer."""
+        return self.opening is not None and (self.options.initial != "snip" or self.options.layers == "global")
 
     def check_links(self, links: Mapping[str, int]) -> None:
         """Whether a checkpoint can have so many links of each tensor; here, as many as there are, or in all

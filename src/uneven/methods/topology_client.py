@@ -53,6 +53,13 @@ class SparseClient(Client):
         return opening
 
 
+def part_of(assignment: Assignment, update: Update | None = None) -> MaskSubmodel:
+    """What a client was given; what it sends, with its update. Under a topology these are masks."""
+    part = assignment.submodel if update is None else assignment.trained(update)
+    assert isinstance(part, MaskSubmodel)
+    return part
+
+
 def _candidates(gradient: Tensor, growth: Growth, name: str, draws: torch.Generator) -> Candidates:
     if growth.everywhere:
         return Candidates(torch.arange(gradient.numel()), gradient.reshape(-1))

@@ -12,12 +12,12 @@ from uneven.data import Info
 from uneven.data.extras import extra, folder
 from uneven.errors import ModelError
 from uneven.models.lora import Lora, add_lora
+from uneven.options import Count
 
 Pooling = Literal["mean", "cls"]
 SMALL = "small"
 SIZES = {"layers": 2, "hidden": 128, "heads": 4}
 """Of the small encoder, where nothing else is said."""
-Count = Annotated[int, Field(ge=1)]
 
 
 class TextClassifier(nn.Module):

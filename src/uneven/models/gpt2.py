@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from uneven.data import Info
 from uneven.data.extras import extra
 from uneven.errors import ModelError
-
-Count = Annotated[int, Field(ge=1)]
+from uneven.options import Count
 
 
 class NextToken(nn.Module):

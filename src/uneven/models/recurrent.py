@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from uneven.data import Info
 from uneven.errors import ModelError
-
-Count = Annotated[int, Field(ge=1)]
+from uneven.options import Count
 
 
 class SlimmableLSTM(nn.Module):

@@ -2,8 +2,8 @@
 
 y = x W^T and both of its gradients by sparse kernels (compressed rows): what a layer of density rho costs falls
 with rho, but a link costs more than a place of a dense layer. Where that pays is measured; see
-`uneven.sparsity.probe`. Weights stay dense tensors that are zero without a link, as are their gradients, so that
-all else goes on as it is.
+`uneven.sparsity.kernel_choice`. Weights stay dense tensors that are zero without a link, as are their gradients,
+so that all else goes on as it is.
 """
 
 from __future__ import annotations

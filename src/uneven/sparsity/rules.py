@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from uneven.submodels import Submodel
 from uneven.submodels.topk import top_k
 
 Mask = Mapping[str, Tensor]  # prunable tensor -> bool, of its shape: where links are
@@ -25,6 +26,11 @@ def strongest(scores: Tensor, among: Tensor, k: int, draws: torch.Generator) -> 
     (best,) = top_k([scores[among]], k, [keys[among]])
     chosen[among] = best
     return chosen
+
+
+def held(submodel: Submodel, mask: Mask) -> dict[str, int]:
+    """How many of the links of each tensor a submodel holds."""
+    return {name: int(submodel.select(name, links).sum()) for name, links in mask.items()}
 
 
 def drop_and_grow(mask: Tensor, swap: int, keep: Tensor, grow: Tensor, draws: torch.Generator) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-
 from uneven.errors import MethodError
 from uneven.weightings.base import Weighting
 
-LARGEST = torch.finfo(torch.float32).max
+LEAST, LARGEST = 1e-30, 1e30
+"""Of weights; sums of them and of what they weigh stay within single precision."""
 
 
 class QFFL(Weighting):
@@ -32,15 +31,17 @@ class QFFL(Weighting):
     def weight(self, client: int, examples: int, loss: float | None) -> float:
         """
         Raises:
-            MethodError: F_n^q is too large for a weight.
+            MethodError: F_n^q is too large or too small for a weight.
         """
         assert loss is not None  # engines.inspect lets no update through without
         try:
             weight = float(examples * loss**self._q)
         except OverflowError:
             weight = float("inf")
-        if weight > LARGEST:
+        if not LEAST <= weight <= LARGEST and loss:
+            size = "large" if weight > 1 else "small"
             raise MethodError(
-                f"server.q = {self._q:g}: client {client} has a loss of {loss:g}, to the power of q too large"
+                f"server.q = {self._q:g}: client {client} has a loss of {loss:g}, to the power of q too {size}; "
+                "use a smaller q"
             )
         return weight

@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,23 +26,19 @@ REPEATS = 5
 GAIN = 0.8  # of the dense time; layers nearer to it than that gained nothing in a whole step
 
 
-def sparse_layers(
-    given: Sequence[str] | None, supernet: Supernet, mask: Mapping[str, Tensor], batch: int
-) -> tuple[str, ...]:
-    """The weights of linear layers to compute from their links: those given, or by default those `faster` so.
+def named(given: Sequence[str], supernet: Supernet, sparse: Collection[str]) -> tuple[str, ...]:
+    """Layers that a spec names, which must be linear and among the ``sparse`` tensors.
 
     Raises:
-        MethodError: one is no linear layer with a mask.
+        MethodError: one is not.
     """
-    if given is None:
-        return faster(supernet, mask, batch)
     network = supernet.prefix(1.0).network()
-    known = {call.weight for call in linear_layers(network.graphs[0], network)} & mask.keys()
+    known = sorted({call.weight for call in linear_layers(network.graphs[0], network)}.intersection(sparse))
     for name in given:
         if name not in known:
             raise MethodError(
-                f"method.sparse_layers: {name!r} is no linear layer of the topology, which are "
-                + ", ".join(sorted(known))
+                f"method.sparse_layers: {name!r} is no sparse linear layer of the topology, which has "
+                + (", ".join(known) or "none")
             )
     return tuple(given)
 
@@ -58,14 +54,13 @@ def faster(supernet: Supernet, mask: Mapping[str, Tensor], batch: int) -> tuple[
         return ()
     network = supernet.prefix(1.0).network().load(supernet.initial)
     rows = _rows(network, supernet.example, batch)
-    known, chosen = _read(), []
+    known, chosen = _read(), list[str]()
     for call in linear_layers(network.graphs[0], network):
         if call.weight in some and call.weight not in chosen:
             shape = tuple(mask[call.weight].shape[:: -1 if call.flipped else 1])
             key = f"{_machine()} {rows[call.node.name]} {shape[0]} {shape[1]} {density[call.weight]:.2g}"
             if key not in known:
-                known[key] = ratio(rows[call.node.name], shape[0], shape[1], density[call.weight])
-                _write(known)
+                known = _kept({key: ratio(rows[call.node.name], shape[0], shape[1], density[call.weight])})
             if known[key] < GAIN:
                 chosen.append(call.weight)
     return tuple(chosen)
@@ -141,12 +136,15 @@ def _read() -> dict[str, float]:
         return {}
 
 
-def _write(known: Mapping[str, float]) -> None:
-    """Without a place to write, it is measured again next time."""
+def _kept(measured: dict[str, float]) -> dict[str, float]:
+    """All that is known with what was measured; what another process found meanwhile goes first, so that runs side
+    by side choose alike. Without a place to write, it is measured again next time."""
+    known = measured | _read()
     try:
         _file().parent.mkdir(parents=True, exist_ok=True)
         partial = _file().with_suffix(f".{os.getpid()}")
-        partial.write_text(json.dumps(dict(known), indent=1), encoding="utf-8")
+        partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
         partial.replace(_file())
     except OSError:
-        return
+        pass
+    return known

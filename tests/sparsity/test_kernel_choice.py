@@ -17,7 +17,7 @@ from uneven.experiment import Experiment
 from uneven.methods import METHODS
 from uneven.methods.topology import SparseMethod
 from uneven.records import resolved
-from uneven.sparsity import probe
+from uneven.sparsity import kernel_choice
 from uneven.sparsity.kernel import SparseNetwork
 from uneven.spec import parse
 from uneven.submodels import State, Supernet
@@ -52,7 +52,7 @@ def measures(monkeypatch: pytest.MonkeyPatch, found: float) -> list[tuple[Any, .
         asked.append(what)
         return found
 
-    monkeypatch.setattr(probe, "ratio", ratio)
+    monkeypatch.setattr(kernel_choice, "ratio", ratio)
     return asked
 
 
@@ -62,14 +62,14 @@ def test_what_measures_faster_is_chosen(
 ) -> None:
     """Of the batch's rows, and of large layers alone."""
     asked = measures(monkeypatch, found)
-    assert probe.faster(net, masks(net, 0.05), 8) == chosen
+    assert kernel_choice.faster(net, masks(net, 0.05), 8) == chosen
     assert [what[:3] for what in asked] == [(8, 256, 256)]
     assert asked[0][3] == pytest.approx(0.05, abs=0.01)
 
 
 def test_what_is_denser_is_not_measured(net: Supernet, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = measures(monkeypatch, 0.1)
-    assert probe.faster(net, masks(net, 0.11), 8) == ()
+    assert kernel_choice.faster(net, masks(net, 0.11), 8) == ()
     assert asked == []
 
 
@@ -77,28 +77,45 @@ def test_it_is_measured_once(net: Supernet, monkeypatch: pytest.MonkeyPatch, cac
     """Another time for other rows. A file that is none of ours is measured anew."""
     asked, some = measures(monkeypatch, 0.5), masks(net, 0.05)
     for batch in (8, 8, 16):
-        assert probe.faster(net, some, batch) == ("2.weight",)
+        assert kernel_choice.faster(net, some, batch) == ("2.weight",)
     assert [what[0] for what in asked] == [8, 16]
     assert sorted(json.loads(cache.read_text()).values()) == [0.5, 0.5]
     for text in ("{", "[]", '{"a": []}'):
         cache.write_text(text)
-        assert probe.faster(net, some, 8) == ("2.weight",)
+        assert kernel_choice.faster(net, some, 8) == ("2.weight",)
     assert len(asked) == 5
+
+
+def test_what_another_process_measured_meanwhile_counts(
+    net: Supernet, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    measures(monkeypatch, 2.0)
+    assert kernel_choice.faster(net, masks(net, 0.05), 8) == ()
+    theirs = cache.read_text()
+    cache.unlink()
+
+    def slower(*what: object) -> float:
+        cache.write_text(theirs)
+        return 0.5
+
+    monkeypatch.setattr(kernel_choice, "ratio", slower)
+    assert kernel_choice.faster(net, masks(net, 0.05), 8) == ()
 
 
 def test_without_a_place_to_write(net: Supernet, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     measures(monkeypatch, 0.5)
-    assert probe.faster(net, masks(net, 0.05), 8) == ("2.weight",)
+    assert kernel_choice.faster(net, masks(net, 0.05), 8) == ("2.weight",)
 
 
 def test_the_clock_gives_a_ratio() -> None:
-    assert probe.ratio(4, 8, 8, 0.1) > 0
+    assert kernel_choice.ratio(4, 8, 8, 0.1) > 0
 
 
 def sparse(name: str = "set", **options: Any) -> Experiment:
-    given = {"density": 0.05, "every": 2, "end": 4, **options}
+    dates = {} if name == "static" else {"every": 2, "end": 4}
+    given = {"density": 0.05, **dates, **options}
     return Experiment(parse(of(name, given, model={"name": wide}, cohort=2)))
 
 
@@ -124,12 +141,16 @@ def test_not_where_links_move_between_layers(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == []
 
 
-@pytest.mark.parametrize(
-    ("name", "says"), [("0.bias", "'0.bias' is no linear layer"), ("7.weight", "'7.weight' is")]
-)
-def test_a_name_that_is_no_layer(name: str, says: str) -> None:
-    with pytest.raises(MethodError, match=rf"method.sparse_layers: {says}.*0.weight, 2.weight, 4.weight"):
+@pytest.mark.parametrize("name", ["0.bias", "7.weight"])
+def test_a_name_that_is_no_layer(name: str) -> None:
+    says = rf"method.sparse_layers: '{name}' is no sparse linear layer .*, which has 0.weight, 2.weight, 4.weight"
+    with pytest.raises(MethodError, match=says):
         sparse(sparse_layers=[name])
+
+
+def test_a_layer_without_a_free_place() -> None:
+    with pytest.raises(MethodError, match=r"'2.weight' is no sparse linear layer of the topology, which has none"):
+        sparse("static", density=1.0, sparse_layers=["2.weight"])
 
 
 def test_fedmef_prunes_what_layers_store() -> None:
