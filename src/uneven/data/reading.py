@@ -101,6 +101,7 @@ def _check_classes(train: pads.Dataset, label: str, where: str) -> None:
     if columns.class_names(train.schema, label) is not None:
         return
     table = _table(train, [columns.DOMAIN, label], where).group_by(columns.DOMAIN).aggregate([(label, "distinct")])
+    table = table.sort_by(columns.DOMAIN)  # groups come in any order
     (first, classes), *others = zip(*(column.to_pylist() for column in table.columns), strict=True)
     for domain, found in others:
         if differ := set(found) ^ set(classes):
