@@ -15,6 +15,8 @@ def apportion(shares: Sequence[float], total: int) -> list[int]:
     >>> apportion([1, 1, 1], 10)
     [4, 3, 3]
     """
+    if not total:
+        return [0] * len(shares)  # also where the shares are 0
     whole = sum(map(Fraction, shares))
     exact = [Fraction(share) / whole * total for share in shares]  # equal remainders are equal
     sizes = [int(x) for x in exact]

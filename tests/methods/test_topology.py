@@ -62,14 +62,16 @@ def test_shares_follow_the_weights() -> None:
 
 def test_every_layer_keeps_a_link_whatever_becomes_of_the_others() -> None:
     """Two layers of 10 and 4 places; a client of 3 parameters. Of 9 links 3 * 9 // 14 = 1, but of each layer one;
-    with 13 links 2; and where a layer has a single link left, that one."""
+    with 13 links 2; and where a layer, or each, has a single link left, that one."""
     net = Supernet(nn.Sequential(nn.Linear(5, 2, bias=False), nn.Linear(2, 2, bias=False)), torch.zeros(5))
     cards = [ClientCard(n, 1, torch.ones(2), 1.0, 1.0, size) for n, size in enumerate([14, 3])]
     method = Static(Context(net, cards, 9, 0), Static.Options(density=0.6))
     first, second = torch.ones(2, 5, dtype=torch.bool), torch.zeros(2, 2, dtype=torch.bool)
     second[1, 1] = True
-    for mask in (method.mask, {"0.weight": first, "1.weight": second}, {"0.weight": first, "1.weight": ~second}):
-        method.change_to(mask)
+    corner = torch.zeros(2, 5, dtype=torch.bool)
+    corner[0, 0] = True
+    for links in ((first, second), (first, ~second), (corner, second)):
+        method.change_to(dict(zip(method.mask, links, strict=True)))
         part = method.submodel(1, cards[1])
         assert [int(part.select(name, links).sum()) for name, links in method.mask.items()] == [1, 1]
     with pytest.raises(MethodError, match=r"a capacity of 1 of 14 parameters is too small: .* without a link"):
