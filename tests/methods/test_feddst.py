@@ -12,6 +12,7 @@ from uneven.engines import inspect
 from uneven.errors import MethodError
 from uneven.methods import Failure
 from uneven.methods.feddst import FedDST
+from uneven.sparsity.kernel import SparseNetwork
 from uneven.training import TrainingOptions
 
 TWO_STEPS = TrainingOptions(lr=0.1, batch_size=10, steps=2, schedule="constant")
@@ -54,6 +55,15 @@ def test_a_client_exchanges_links_between_its_steps() -> None:
     assert found.seen == 2 * len(examples)
     assert found.scored == len(examples)
     torch.testing.assert_close(method.state["weight"] * ~LINKS, torch.zeros(2, 5))
+
+
+def test_both_halves_of_its_training_go_by_the_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, trained = made("feddst", sparse_layers=["weight"]), []
+    half = client(method, TWO_STEPS)
+    fit = half.fit
+    monkeypatch.setattr(half, "fit", lambda network, *rest: trained.append(type(network)) or fit(network, *rest))
+    half.train(plan(method, 2)[1].gathered(), data(), {})
+    assert trained == [SparseNetwork, SparseNetwork]
 
 
 @pytest.mark.parametrize(("before", "early"), [(0.01, 1), (0.5, 3), (0.67, 4), (0.9, 5)])
